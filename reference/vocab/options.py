@@ -1,0 +1,66 @@
+"""The options of the control plane: everything that decides, beside the events themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Grouping = Literal["interleaved", "lockstep", "lockstep-blocking"]
+Readiness = Literal["visit", "expert"]
+FetchOrder = Literal["least-progress", "first-come", "fewest-missing"]
+Eviction = Literal["per-layer", "global"]
+
+SCHEDULERS: tuple[Grouping, ...] = ("interleaved", "lockstep", "lockstep-blocking")
+READINESS: tuple[Readiness, ...] = ("visit", "expert")
+FETCH_ORDERS: tuple[FetchOrder, ...] = ("least-progress", "first-come", "fewest-missing")
+EVICTIONS: tuple[Eviction, ...] = ("per-layer", "global")
+PREFETCHERS: tuple[str, ...] = ("none",)
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """Written whole into the head of every event log, so that control can be replayed (LOG-1).
+
+    layers:       model layers with routed experts, ascending; empty for a dense model
+    experts:      routed experts a layer
+    top_k:        experts a token
+    slots:        expert slots; at least top_k (CACHE-1)
+    chunk:        prompt tokens a visit
+    grouping:     which ready visits run together (SCHED-4)
+    readiness:    'visit': a visit runs when all its experts are resident;
+                  'expert': each (expert, tokens) task runs as soon as its expert is (SCHED-3)
+    fetch_order:  which waiting visit is served first (FETCH-1)
+    eviction:     scope of the LRU victim (CACHE-5)
+    bulk_slots:   slots that visits needing more than top_k experts (prompt chunks) may hold
+                  together; 0 chooses max(1, slots // 4) (FETCH-4)
+    bulk_every:   at most one bulk load in this many loads while decoding visits want the channel
+    max_lag:      visits that a decoding request may be ahead of the least advanced one;
+                  0 chooses 4 tokens' worth (SCHED-7)
+    max_running:  requests admitted at a time
+    max_rows:     token rows of one step
+    kv_tokens:    KV capacity in tokens over all running requests
+    kv_block:     tokens a KV block; reservations are whole blocks
+    retries:      further attempts after a failed load (FETCH-6)
+    """
+
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    slots: int
+    chunk: int = 64
+    grouping: Grouping = "interleaved"
+    readiness: Readiness = "visit"
+    fetch_order: FetchOrder = "least-progress"
+    eviction: Eviction = "per-layer"
+    bulk_slots: int = 0
+    bulk_every: int = 2
+    max_lag: int = 0
+    max_running: int = 32
+    max_rows: int = 64
+    kv_tokens: int = 1 << 20
+    kv_block: int = 64
+    retries: int = 2
+
+    def with_(self, **changes: object) -> ControlOptions:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
