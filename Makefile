@@ -1,0 +1,35 @@
+# make setup   .venv with the pinned packages and the `covey` command
+# make test    set-up, lint, tests (PYTEST_ARGS="-k cache" narrows them)
+# make demo    set-up, then a small mixture runs under half of its experts' memory
+# make lint    ruff and pyright            make status   specs/STATUS.md anew
+PYTHON ?= python3
+PY := .venv/bin/python
+PINS = $(shell $(PY) -c 'import sys; print("requirements/dev-3.11.txt" if sys.version_info < (3, 12) else "requirements/dev-3.13.txt")')
+STAMP := .venv/.covey-setup
+PYTEST_ARGS ?=
+
+.PHONY: setup test lint demo status
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+# The stamp is newer than what decides the environment; an environment made by hand is taken over.
+$(STAMP): pyproject.toml requirements/dev-3.11.txt requirements/dev-3.13.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or later, this is " + sys.version.split()[0] + "; make PYTHON=/path/to/python3") if sys.version_info < (3, 11) else None'
+	@test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(PINS)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: setup lint
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: setup
+	$(PY) -m ruff check --no-cache .
+	$(PY) -m pyright
+
+demo: setup
+	$(PY) -m jax_impl.app.demo
+
+status: setup
+	$(PY) specs/status.py > specs/STATUS.md.new && mv specs/STATUS.md.new specs/STATUS.md
