@@ -4,7 +4,7 @@
 # make lint    ruff and pyright            make status   specs/STATUS.md anew
 PYTHON ?= python3
 PY := .venv/bin/python
-PINS = $(shell $(PY) -c 'import sys; print("requirements/dev-3.11.txt" if sys.version_info < (3, 12) else "requirements/dev-3.13.txt")')
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-deps
 STAMP := .venv/.covey-setup
 PYTEST_ARGS ?=
 
@@ -13,12 +13,13 @@ PYTEST_ARGS ?=
 
 setup: $(STAMP)
 
-# The stamp is newer than what decides the environment; an environment made by hand is taken over.
+# The stamp is newer than what decides the environment; one made by hand is taken over.
 $(STAMP): pyproject.toml requirements/dev-3.11.txt requirements/dev-3.13.txt
-	@$(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or later, this is " + sys.version.split()[0] + "; make PYTHON=/path/to/python3") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Covey needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(PINS)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) -r requirements/dev-$$($(PY) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.13")').txt
+	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
 test: setup lint
