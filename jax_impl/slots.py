@@ -1,0 +1,141 @@
+"""Host memory for experts: a fixed pool of slots, read by kernels without a copy.
+
+One anonymous mapping holds all slots (ENGINE-4). An expert's tensors lie one after another, each
+on a 64-byte boundary, because the CPU backend takes an aligned numpy view as it is: the jax array
+*is* the slot's memory. That is why a slot may be refilled only when everything that read it is
+done, and why every load makes new arrays (a generation) instead of changing old ones.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from reference.vocab.errors import Unsupported
+
+if TYPE_CHECKING:
+    from reference.files.checkpoint import TensorRef
+
+ALIGN = 64
+"""Boundary, in bytes, on which a tensor must lie for the CPU backend to read it in place."""
+
+PAGE = 4096
+
+NUMPY_DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "U8": np.dtype(np.uint8),
+}
+
+
+def round_up(n: int, to: int) -> int:
+    """The least multiple of `to` that is at least n."""
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tensor lies in a slot: byte offset and length, and how to look at it."""
+
+    offset: int
+    nbytes: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def layout(refs: Sequence[TensorRef]) -> tuple[Place, ...]:
+    """Places for an expert's tensors, in their order, each on a 64-byte boundary (XFER-1).
+
+    Raises Unsupported for a stored type that no slot can hold as it is.
+    """
+    places: list[Place] = []
+    offset = 0
+    for ref in refs:
+        dtype = NUMPY_DTYPES.get(ref.dtype)
+        if dtype is None:
+            raise Unsupported(str(ref.file), f"expert type {ref.dtype}", ", ".join(NUMPY_DTYPES))
+        places.append(Place(offset, ref.nbytes, dtype, tuple(ref.shape)))
+        offset = round_up(offset + ref.nbytes, ALIGN)
+    return tuple(places)
+
+
+def slot_size(experts: Iterable[Sequence[TensorRef]]) -> int:
+    """Bytes of a slot that holds any of `experts` (ENGINE-2).
+
+    Slots of a mebibyte and more are whole pages; smaller ones would waste too much that way.
+    """
+    most = 0
+    for refs in experts:
+        places = layout(refs)
+        most = max(most, round_up(places[-1].offset + places[-1].nbytes, ALIGN))
+    return round_up(most, PAGE) if most >= 1 << 20 else most
+
+
+class SlotPool:
+    """`count` slots of `slot_bytes` bytes each, numbered from 0.
+
+    The memory is touched once here, so that resident memory does not grow afterwards, and it is
+    never given back while a write or a read may be outstanding: the arrays keep it alive.
+    """
+
+    def __init__(self, count: int, slot_bytes: int) -> None:
+        self.count = count
+        self.slot_bytes = slot_bytes
+        self.nbytes = count * slot_bytes
+        region = mmap.mmap(-1, max(PAGE, self.nbytes))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                region.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without huge pages: only slower
+        self._bytes = np.frombuffer(region, dtype=np.uint8)
+        self._bytes[::PAGE] = 0
+        self.zero_copy = self._probe()
+
+    def _probe(self) -> bool:
+        """Does the backend read an aligned view in place?"""
+        view = self._bytes[:PAGE]
+        return jax.device_put(view).unsafe_buffer_pointer() == view.ctypes.data
+
+    @property
+    def copies_bytes(self) -> int:
+        """Device bytes that handles of all slots take beside the slots (0 when read in place)."""
+        return 0 if self.zero_copy else self.nbytes
+
+    def view(self, slot: int) -> np.ndarray:
+        """The slot's bytes, uint8 [slot_bytes], writable."""
+        if not 0 <= slot < self.count:
+            raise IndexError(f"slot {slot} of {self.count}")
+        return self._bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def handle(self, slot: int, places: Sequence[Place]) -> tuple[jax.Array, ...]:
+        """Arrays over the slot's present content, one a place, ready to be read.
+
+        Zero-copy on the CPU backend (checked by pointer, XFER-2); elsewhere a copy that is
+        finished when this returns, so that the slot's memory and the arrays agree for good.
+        """
+        data = self.view(slot)
+        views = [
+            data[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in places
+        ]
+        arrays = jax.block_until_ready(jax.device_put(views))
+        if self.zero_copy:
+            for array, view in zip(arrays, views, strict=True):
+                assert not view.size or array.unsafe_buffer_pointer() == view.ctypes.data
+        return tuple(arrays)
+
+    def checksum(self, slot: int, places: Sequence[Place]) -> int:
+        """CRC-32 of the tensors' bytes in the slot (padding left out)."""
+        data = self.view(slot)
+        crc = 0
+        for p in places:
+            crc = zlib.crc32(data[p.offset : p.offset + p.nbytes].data, crc)
+        return crc
