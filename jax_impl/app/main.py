@@ -1,0 +1,99 @@
+"""`covey COMMAND ...`: finds the command, runs it, turns expected failures into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from reference.vocab.errors import CoveyError
+
+COMMANDS: dict[str, str] = {
+    "run": "generate for a file of requests under a memory budget",
+    "score": "log-probabilities of given texts: logits to a file, perplexity printed",
+    "verify": "prove on this model that results do not depend on how they were scheduled",
+    "check": "judge an event log by the properties S1 to S11 and L3",
+    "replay": "feed an event log through the scheduler and compare every decision",
+}
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT (APP-5)."""
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The full parser of one command; imports that command's module."""
+    module = importlib.import_module(f"jax_impl.app.{command}")
+    parser = argparse.ArgumentParser(
+        prog=f"covey {command}", description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )
+    module.arguments(parser)
+    parser.set_defaults(command=command, execute=module.run)
+    return parser
+
+
+def overview() -> str:
+    """What `covey --help` prints."""
+    lines = ["usage: covey COMMAND ...", "",
+             "Mixture-of-experts inference under a memory budget, many requests interleaved.", ""]
+    lines += [f"  {name:8} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "covey COMMAND --help says more; covey --version.",
+              "Exit status: 0 good, 1 failed run, 2 bad usage or bad input, 130 interrupted."]
+    return "\n".join(lines)
+
+
+def version() -> str:
+    """'covey 0.1.0', from the installed distribution."""
+    from importlib import metadata
+
+    try:
+        return f"covey {metadata.version('covey')}"
+    except metadata.PackageNotFoundError:
+        return "covey (not installed)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; the entry point of `covey`.
+
+    An expected failure (CoveyError) is one line on standard error, without a traceback (APP-1).
+    Anything else that escapes is a bug and keeps its traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(version())
+        return 0
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        print(f"covey: no command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        args = parser_of(command).parse_args(rest)
+        status: int = args.execute(args)
+        sys.stdout.flush()
+        return status
+    except CoveyError as error:
+        print(f"covey {command}: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"covey {command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def one_line(error: BaseException) -> str:
+    """The error's text on one line, without control characters."""
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())
