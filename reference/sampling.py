@@ -85,7 +85,8 @@ def kept(logits: Array, temperature: float, top_k: int, top_p: float) -> tuple[A
 
     SAMPLE-3: temperature first, then top-k, then top-p over what top-k left.
     """
-    scores = (logits - logits.max()) / temperature
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the greatest: the rest get -inf
+        scores = (logits - logits.max()) / temperature
     tokens = np.arange(len(scores))
     if 0 < top_k < len(scores):
         # SAMPLE-4: exactly top_k stay; at the boundary the lower index wins.
