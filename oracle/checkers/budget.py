@@ -1,0 +1,61 @@
+"""S11: what is held never exceeds what was granted, at every line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oracle.checkers.records import LogView, Violation, parts_of
+
+
+def check_s11(log: LogView) -> Iterator[Violation]:
+    """S11: resident + in-flight bytes <= budget; KV, running, rows, lanes within their bounds.
+
+    A slot counts from the first Load into it, whatever becomes of its content: memory once
+    written is never given back, only overwritten.
+    """
+    head = log.head
+    held: dict[int, int] = {}
+    asked: dict[int, tuple[int, int]] = {}
+    kv: dict[int, int] = {}
+    lanes = [0, 0]
+
+    for line in log.lines:
+        record, at = line.record, line.number
+        if line.kind == "ask":
+            lanes = list(record["ask"])
+        elif line.name == "Arrived":
+            asked[record["request"]] = (record["prompt_len"], record["max_new_tokens"])
+        elif line.name == "Load":
+            size = record.get("bytes", head.slot_bytes)
+            if head.slot_bytes and size > head.slot_bytes:
+                text = f"{size} bytes into a slot of {head.slot_bytes}"
+                yield Violation("S11", at, text)
+            held[record["slot"]] = head.slot_bytes or size
+            total = sum(held.values())
+            if head.budget and total > head.budget:
+                text = f"{total} bytes resident and in flight, the budget is {head.budget}"
+                yield Violation("S11", at, text)
+            lanes[0] -= 1
+            if lanes[0] == -1:
+                yield Violation("S11", at, "more loads than idle channels")
+        elif line.name == "Compute":
+            lanes[1] -= 1
+            if lanes[1] == -1:
+                yield Violation("S11", at, "more steps than idle compute lanes")
+            rows = [
+                head.rows(chunk, asked[request][0])
+                for request, chunk, *_ in parts_of(record)
+                if request in asked
+            ]
+            if len(rows) > 1 and sum(rows) > head.max_rows:
+                text = f"a step of {sum(rows)} rows, at most {head.max_rows}"
+                yield Violation("S11", at, text)
+        elif line.name == "Admit" and record["request"] in asked:
+            kv[record["request"]] = head.reserved(*asked[record["request"]])
+            if sum(kv.values()) > head.kv_tokens:
+                text = f"{sum(kv.values())} KV tokens reserved of {head.kv_tokens}"
+                yield Violation("S11", at, text)
+            if len(kv) > head.max_running:
+                yield Violation("S11", at, f"{len(kv)} requests run, at most {head.max_running}")
+        elif line.kind == "action" and line.name in ("Finish", "Reject"):
+            kv.pop(record["request"], None)

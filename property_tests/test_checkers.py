@@ -1,0 +1,279 @@
+"""Every log checker: one whole log that it accepts, and for each way to break it, the break."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oracle.checkers import CHECKS, check_log
+
+Record = dict[str, Any]
+Log = list[Record]
+
+HEAD: Record = {
+    "log": 1,
+    "options": {
+        "layers": [0, 2],
+        "experts": 4,
+        "top_k": 1,
+        "slots": 2,
+        "chunk": 2,
+        "grouping": "interleaved",
+        "readiness": "visit",
+        "fetch_order": "least-progress",
+        "eviction": "per-layer",
+        "bulk_slots": 0,
+        "bulk_every": 2,
+        "max_lag": 0,
+        "max_running": 2,
+        "max_rows": 4,
+        "kv_tokens": 16,
+        "kv_block": 4,
+        "retries": 2,
+    },
+    "model": {},
+    "engine": "simulator",
+    "versions": {},
+    "expert_bytes": 8,
+    "budget_bytes": 20,
+    "slot_bytes": 10,
+}
+
+
+def ev(name: str, **fields: Any) -> Record:
+    return {"t": 0.0, "event": name, **fields}
+
+
+def act(name: str, **fields: Any) -> Record:
+    return {"t": 0.0, "action": name, **fields}
+
+
+def ask(channels: int = 1, compute: int = 1, **fields: Any) -> Record:
+    return {"t": 0.0, "ask": [channels, compute], **fields}
+
+
+def load(ticket: int, layer: int, expert: int, slot: int) -> Record:
+    return act("Load", ticket=ticket, key=[layer, expert], slot=slot, guess=False, bytes=8)
+
+
+def step(number: int, layer: int, parts: list[Any], slots: list[Any], **fields: Any) -> Record:
+    return act("Compute", step=number, layer=layer, parts=parts, slots=slots, **fields)
+
+
+def good() -> Log:
+    """Two requests. 0: a prompt of 3 in two chunks, 1 new token. 1: scored, its load fails once."""
+    return [
+        HEAD,
+        ev("Arrived", request=0, prompt_len=3, max_new_tokens=1, id="a"),
+        ev("Arrived", request=1, prompt_len=1, max_new_tokens=0, id="b"),
+        ask(),
+        act("Admit", request=0),
+        act("Admit", request=1),
+        step(1, -1, [[[0, 0, -1], [], True], [[1, 0, -1], [], True]], []),
+        ev("Computed", step=1),
+        ev("Routed", visit=[0, 0, 0], experts=[[1], [2]]),
+        ev("Routed", visit=[1, 0, 0], experts=[[1]]),
+        ask(),
+        load(1, 0, 1, 0),
+        ev("LoadFailed", ticket=1, error="short read", drained=False),
+        ask(),
+        load(2, 0, 1, 1),
+        ev("Loaded", ticket=2, sum=71),
+        ask(1, 1, slots=[0, 0, 1, 1]),
+        step(2, 0, [[[0, 0, 0], [1], False], [[1, 0, 0], [1], True]], [[1, 1]], sum=[71]),
+        ev("Loaded", ticket=1),
+        ask(1, 0, slots=[1, 0, 1, 0]),
+        load(3, 0, 2, 0),
+        ev("Computed", step=2),
+        ev("Routed", visit=[1, 0, 2], experts=[[3]]),
+        ask(0, 1),
+        ev("Loaded", ticket=3),
+        ask(),
+        load(4, 2, 3, 1),
+        step(3, 0, [[[0, 0, 0], [2], True]], [[2, 0]]),
+        ev("Loaded", ticket=4),
+        ev("Computed", step=3),
+        ev("Routed", visit=[0, 0, 2], experts=[[3], [3]]),
+        ask(),
+        step(4, 2, [[[0, 0, 2], [3], True], [[1, 0, 2], [3], True]], [[3, 1]]),
+        ev("Computed", step=4),
+        ev("Sampled", request=1, token=None, stop=True),
+        ask(),
+        act("Finish", request=1, reason="stop", error=""),
+        step(5, -1, [[[0, 1, -1], [], True]], []),
+        ev("Computed", step=5),
+        ev("Routed", visit=[0, 1, 0], experts=[[2]]),
+        ask(),
+        step(6, 0, [[[0, 1, 0], [2], True]], [[2, 0]]),
+        ev("Computed", step=6),
+        ev("Routed", visit=[0, 1, 2], experts=[[3]]),
+        ask(),
+        step(7, 2, [[[0, 1, 2], [3], True]], [[3, 1]]),
+        ev("Computed", step=7),
+        ev("Sampled", request=0, token=9, stop=False),
+        ask(),
+        act("Finish", request=0, reason="length", error=""),
+        {"t": 1.0, "end": {"requests": 2}},
+    ]
+
+
+def find(log: Log, **fields: Any) -> int:
+    """Index of the first record with these fields."""
+    return next(i for i, r in enumerate(log) if all(r.get(k) == v for k, v in fields.items()))
+
+
+def drop(**fields: Any) -> Callable[[Log], None]:
+    return lambda log: log.pop(find(log, **fields)) and None
+
+
+def edit(where: dict[str, Any], **changes: Any) -> Callable[[Log], None]:
+    return lambda log: log[find(log, **where)].update(changes)
+
+
+def insert(where: dict[str, Any], *records: Record, after: int = 0) -> Callable[[Log], None]:
+    """Put records before the one found (`after=1`: behind it)."""
+
+    def change(log: Log) -> None:
+        at = find(log, **where) + after
+        log[at:at] = list(records)
+
+    return change
+
+
+def option(**changes: Any) -> Callable[[Log], None]:
+    return lambda log: log[0]["options"].update(changes)
+
+
+def both(*changes: Callable[[Log], None]) -> Callable[[Log], None]:
+    def change(log: Log) -> None:
+        for one in changes:
+            one(log)
+
+    return change
+
+
+END = {"end": {"requests": 2}}
+BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
+    ("S1", "never ended", drop(action="Finish", request=1)),
+    ("S1", "arrives a second time", insert({"ask": [1, 1]}, ev("Arrived", request=1, prompt_len=1, max_new_tokens=0))),
+    ("S1", "unknown", insert({"step": 2}, act("Reject", request=7, reason="none"))),
+    ("S1", "totals count 3", edit(END, end={"requests": 3})),
+    ("S2", "ended before", insert(END, act("Finish", request=1, reason="stop", error=""))),
+    ("S2", "runs already", insert({"step": 2}, act("Admit", request=0))),
+    ("S2", "which is over", insert({"step": 2}, act("Finish", request=1, reason="stop", error=""))),
+    ("S2", "which is queued", drop(action="Admit", request=1)),
+    ("S2", "after its end", insert(END, ev("Sampled", request=1, token=3, stop=False))),
+    ("S2", "without its cause", edit({"action": "Finish", "request": 1}, reason="cancelled")),
+    ("S2", "without its cause", edit({"action": "Finish", "request": 0}, reason="stop")),
+    ("S2", "is none of", edit({"action": "Finish", "request": 0}, reason="bored")),
+    ("S2", "cancelled before", insert({"step": 5}, ev("Cancelled", request=0))),
+    ("S2", "whose step failed", edit({"event": "Computed", "step": 3}, event="Failed", error="x", requests=[0])),
+    ("S2", "admitted before", edit({"action": "Finish", "request": 0}, action="Reject")),
+    ("S2", "no request starts", insert({"action": "Admit"}, ev("Drain"))),
+    ("S2", "after its last token", insert({"action": "Finish", "request": 0}, step(8, -1, [[[0, 2, -1], [], True]], []))),
+    ("S3", "slot 2 of 2", edit({"ticket": 3}, slot=2)),
+    ("S3", "only grow", edit({"action": "Load", "ticket": 3}, ticket=2)),
+    ("S3", "never completed", drop(event="Loaded", ticket=1)),
+    ("S3", "not outstanding", insert({"step": 3}, ev("Loaded", ticket=2))),
+    ("S3", "control counts", edit({"slots": [1, 0, 1, 0]}, slots=[0, 0, 1, 1])),
+    ("S4", "which does not run", insert(END, ev("Computed", step=7))),
+    ("S4", "never ended", drop(event="Computed", step=7)),
+    ("S4", "holds experts", edit({"action": "Compute", "step": 6}, slots=[[2, 0], [3, 1]])),
+    ("S4", "a slot twice", edit({"action": "Compute", "step": 6}, slots=[[2, 0], [2, 0]])),
+    ("S4", "steps only grow", edit({"action": "Compute", "step": 4}, step=3)),
+    ("S5", "is ready in slot 1", edit({"action": "Load", "ticket": 3}, key=[0, 1])),
+    ("S5", "is loading in slot 1", insert({"event": "Loaded", "ticket": 2}, load(9, 0, 1, 0))),
+    ("S6", "which step 2 reads", edit({"action": "Load", "ticket": 3}, slot=1)),
+    ("S6", "ticket 2 is loading", insert({"event": "Loaded", "ticket": 2}, load(9, 0, 3, 1))),
+    ("S7", "may still write", edit({"action": "Load", "ticket": 2}, slot=0)),
+    ("S8", "which was stale", both(edit({"action": "Compute", "step": 2}, slots=[[1, 0]]), drop(action="Load", ticket=2), drop(event="Loaded", ticket=2), insert({"step": 2}, ev("Loaded", ticket=1)))),
+    ("S9", "which holds", edit({"action": "Compute", "step": 3}, slots=[[2, 1]])),
+    ("S9", "before its load completed", insert({"event": "Loaded", "ticket": 3}, step(9, 0, [[[0, 0, 0], [2], True]], [[2, 0]]))),
+    ("S9", "loaded was 71", edit({"action": "Compute", "step": 2}, sum=[70])),
+    ("S9", "before it was 71", both(edit({"action": "Load", "ticket": 4}, key=[0, 1]), edit({"event": "Loaded", "ticket": 4}, sum=70))),
+    ("S10", "its next is", edit({"action": "Compute", "step": 5}, parts=[[[0, 2, -1], [], True]])),
+    ("S10", "is not ready", drop(event="Routed", visit=[0, 1, 0])),
+    ("S10", "a part without experts", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [], True]])),
+    ("S10", "last=True", edit({"action": "Compute", "step": 2}, parts=[[[0, 0, 0], [1], True], [[1, 0, 0], [1], True]])),
+    ("S10", "last=False", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [2], False]])),
+    ("S10", "a second time", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [1, 2], True]])),
+    ("S10", "not all among", edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [3], True]])),
+    ("S10", "two parts", edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [2], True]] * 2)),
+    ("S10", "in a step of layer", edit({"action": "Compute", "step": 6}, layer=2)),
+    ("S10", "tokens routed", edit({"visit": [0, 0, 0]}, experts=[[1]])),
+    ("S10", "not 1 distinct of 4", edit({"visit": [0, 0, 0]}, experts=[[1], [4]])),
+    ("S10", "Routed for", edit({"visit": [0, 1, 0]}, visit=[0, 1, 2])),
+    ("S10", "Sampled while", insert({"step": 5}, ev("Sampled", request=0, token=9, stop=False))),
+    ("S10", "with max_new_tokens", edit({"event": "Sampled", "request": 1}, token=4)),
+    ("S10", "finished with reason length", insert({"step": 5}, act("Finish", request=0, reason="length", error=""))),
+    ("S11", "bytes into a slot", edit({"action": "Load", "ticket": 3}, bytes=11)),
+    ("S11", "resident and in flight", lambda log: log[0].update(budget_bytes=19)),
+    ("S11", "more loads than", edit({"ask": [1, 0]}, ask=[0, 0])),
+    ("S11", "more steps than", insert({"step": 2}, ask(1, 0))),
+    ("S11", "a step of 3 rows", option(max_rows=2)),
+    ("S11", "KV tokens reserved", option(kv_tokens=7)),
+    ("S11", "2 requests run", option(max_running=1)),
+    ("L3", "nothing is in flight", drop(action="Load", ticket=1)),
+    ("L3", "are ready", drop(action="Compute", step=2)),
+    ("L3", "was not finished", insert({"action": "Finish", "request": 1}, ask(1, 1))),
+    ("L3", "was not finished", insert({"event": "Loaded", "ticket": 4}, ev("Cancelled", request=1), ask(1, 0))),
+]  # fmt: skip
+
+
+@pytest.mark.rule(*[f"SAFE-{i}" for i in range(1, 12)], "LIVE-3")
+def test_a_good_log_passes_every_checker() -> None:
+    assert check_log(good()) == []
+
+
+@pytest.mark.rule(*[f"SAFE-{i}" for i in range(1, 12)], "LIVE-3")
+@pytest.mark.parametrize(("name", "text", "change"), BREAKS)
+def test_each_break_is_found(name: str, text: str, change: Callable[[Log], None]) -> None:
+    log = copy.deepcopy(good())
+    change(log)
+    found = check_log(log)
+    assert any(v.property == name and text in v.text for v in found), found
+
+
+def test_every_checker_has_a_log_that_makes_it_fail() -> None:
+    assert {name for name, _, _ in BREAKS} == set(CHECKS)
+
+
+def test_a_prefix_of_a_good_log_is_good_while_incomplete() -> None:
+    log = good()
+    for cut in range(1, len(log)):
+        assert check_log(log[:cut], complete=False) == []
+        if cut < len(log):
+            assert [v.property for v in check_log(log[:cut])] == ["LOG"]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"t": 0}, "neither"),
+        ({"t": 0, "event": "Exploded"}, "unknown event"),
+        ({"t": 0, "event": "Loaded", "ticket": "1"}, "Loaded.ticket"),
+        ({"t": 0, "event": "Loaded", "ticket": True}, "Loaded.ticket"),
+        ({"t": 0, "action": "Load", "ticket": 1, "key": [0], "slot": 0}, "Load.key"),
+        (
+            {"t": 0, "action": "Compute", "step": 1, "layer": 0, "parts": [[0]], "slots": []},
+            "parts",
+        ),
+        ({"t": 0, "ask": [1]}, "ask is"),
+        ([], "not an object"),
+    ],
+)
+def test_malformed_lines_are_told_with_their_number(record: Any, text: str) -> None:
+    log = good()
+    log.insert(3, record)
+    found = check_log(log)
+    assert [(v.property, v.line) for v in found] == [("LOG", 4)]
+    assert text in found[0].text
+
+
+@pytest.mark.parametrize("head", [{}, {"log": 2}, {"log": 1, "options": {"layers": [0]}}])
+def test_without_a_head_there_is_no_verdict(head: Record) -> None:
+    with pytest.raises(ValueError, match="head|options"):
+        check_log([head])
