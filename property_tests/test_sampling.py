@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -117,16 +116,19 @@ def rows(draw_: st.DrawFn) -> list[float]:
 
 
 def obvious(logits: list[float], top_k: int, top_p: float) -> list[int]:
-    """The filters over a sorted list of exact rational weights."""
+    """The filters over a sorted list of Python floats."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     order = order[:top_k] if top_k else order
-    weight = [Fraction(float(exp(np.array([logits[i] - max(logits)]))[0])) for i in order]
-    if top_p == 1.0:
-        return sorted(order)
-    count = 1
-    while sum(weight[:count]) < Fraction(top_p) * sum(weight):
-        count += 1
-    return sorted(order[:count])
+    weight = {i: float(exp(np.array([logits[i] - max(logits)]))[0]) for i in order}
+    whole = 0.0
+    for i in order:
+        whole += weight[i]
+    out: list[int] = []
+    reached = 0.0
+    while not out or (top_p < 1.0 and reached < top_p * whole) or (top_p == 1.0 and order):
+        reached += weight[order[0]]
+        out.append(order.pop(0))
+    return sorted(out)
 
 
 @pytest.mark.rule("SAMPLE-3", "SAMPLE-4")
