@@ -21,8 +21,8 @@ class FaultyReader(FileReader):
     """Reads nth, nth + every, nth + 2 every, ... go wrong (counted from 1; every = 0: only nth).
 
     eio    OSError(EIO)          eintr  InterruptedError
-    short  one byte less than half of what was asked for     eof  0 bytes
-    flip   the right count, but one bit of the first byte is wrong (a lying device)
+    short  one byte less than half of what there is          eof    0 bytes
+    flip   the right count, but one bit in the middle is wrong (a lying device)
 
     `times` bounds the number of faults; reads before `arm` is called are not counted.
     """
@@ -64,23 +64,21 @@ class FaultyReader(FileReader):
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
         if self.fault == "eof":
             return 0
-        if self.fault == "short":
-            want = max(1, sum(len(b) for b in buffers) // 2 - 1)
-            return super().read(fd, _cut(buffers, want), offset)
         n = super().read(fd, buffers, offset)
+        if self.fault == "short":
+            return min(n, max(1, n // 2 - 1))
         if n:
-            buffers[0][0] ^= 1
+            _flip(buffers, n // 2)
         return n
 
 
-def _cut(buffers: list[memoryview], n: int) -> list[memoryview]:
-    """The first n bytes of the buffers."""
-    short: list[memoryview] = []
+def _flip(buffers: list[memoryview], at: int) -> None:
+    """Turn over the lowest bit of byte `at` of the buffers taken together."""
     for buffer in buffers:
-        if n > 0:
-            short.append(buffer[:n])
-            n -= len(buffer)
-    return short
+        if at < len(buffer):
+            buffer[at] ^= 1
+            return
+        at -= len(buffer)
 
 
 class ControlledReader(FileReader):

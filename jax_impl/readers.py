@@ -7,16 +7,15 @@ from several fetch threads at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from pathlib import Path
 from typing import Protocol
 
+from reference.files.regular import Identity
 from reference.vocab.ids import ExpertKey
-
-Stat = tuple[int, int, int, int]
-"""What pins a file: device, inode, size in bytes, modification time in nanoseconds."""
 
 
 class Reader(Protocol):
@@ -26,8 +25,8 @@ class Reader(Protocol):
         """A descriptor for reading; `direct` asks to bypass the page cache (may be refused)."""
         ...
 
-    def stat(self, fd: int, path: Path) -> tuple[Stat, Stat]:
-        """The pins of the open file and of what the path names now."""
+    def stat(self, fd: int, path: Path) -> tuple[Identity, Identity]:
+        """The identities of the open file and of what the path names now."""
         ...
 
     def read(self, fd: int, buffers: list[memoryview], offset: int) -> int:
@@ -41,21 +40,19 @@ class Reader(Protocol):
     def close(self, fd: int) -> None: ...
 
 
-def _pin(st: os.stat_result) -> Stat:
-    return (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns)
-
-
 class FileReader:
     """The real thing: open, fstat and preadv."""
 
     def open(self, path: Path, direct: bool) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         if direct:
-            flags |= getattr(os, "O_DIRECT", 0)
+            if not hasattr(os, "O_DIRECT"):
+                raise OSError(errno.EINVAL, "no O_DIRECT on this system")
+            flags |= os.O_DIRECT
         return os.open(path, flags)
 
-    def stat(self, fd: int, path: Path) -> tuple[Stat, Stat]:
-        return _pin(os.fstat(fd)), _pin(os.stat(path))
+    def stat(self, fd: int, path: Path) -> tuple[Identity, Identity]:
+        return Identity.of(os.fstat(fd)), Identity.of(os.stat(path))
 
     def read(self, fd: int, buffers: list[memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)

@@ -12,16 +12,13 @@ import mmap
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import Unsupported
-
-if TYPE_CHECKING:
-    from reference.files.checkpoint import TensorRef
 
 ALIGN = 64
 """Boundary, in bytes, on which a tensor must lie for the CPU backend to read it in place."""

@@ -14,16 +14,15 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from jax_impl.readers import Reader, Stat
+from jax_impl.readers import Reader
 from jax_impl.slots import PAGE, Place, round_up
+from reference.files.regular import Identity
+from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import BadInput, Unsupported
-
-if TYPE_CHECKING:
-    from reference.files.checkpoint import TensorRef
 
 Io = Literal["auto", "direct", "buffered"]
 
@@ -97,12 +96,16 @@ class OpenFiles:
     """
 
     def __init__(
-        self, reader: Reader, paths: Iterable[Path], io: Io, pins: dict[Path, Stat] | None = None
+        self,
+        reader: Reader,
+        paths: Iterable[Path],
+        io: Io,
+        pins: dict[Path, Identity] | None = None,
     ) -> None:
         self._reader = reader
         self._fds: dict[Path, int] = {}
         self._direct: dict[Path, bool] = {}
-        self._pins: dict[Path, Stat] = {}
+        self._pins: dict[Path, Identity] = {}
         try:
             for path in sorted(set(paths)):
                 self._fds[path], self._direct[path] = self._open(path, io)
@@ -145,11 +148,11 @@ class OpenFiles:
             opened, named = self._reader.stat(self._fds[path], path)
         except OSError as error:
             raise ReadFailed(f"{path}: {error.strerror or error}") from error
-        if opened[2] != was[2]:
-            raise ReadFailed(f"{path}: {opened[2]} bytes now, {was[2]} when it was opened")
+        if opened.size != was.size:
+            raise ReadFailed(f"{path}: {opened.size} bytes now, {was.size} when it was opened")
         if opened != was:
             raise ReadFailed(f"{path}: changed since it was opened")
-        if named[:2] != was[:2]:
+        if (named.device, named.inode) != (was.device, was.inode):
             raise ReadFailed(f"{path}: replaced by another file since it was opened")
 
     def close(self) -> None:
@@ -189,6 +192,7 @@ def read_span(
         if got <= at:  # a direct read that gave less than the bytes before the wanted one
             standstills += 1
             if standstills > _STANDSTILLS_MAX:
+                files.verify(span.file)
                 raise ReadFailed(f"{span.file}: no progress at byte {at}")
             continue
         if page is not None:

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from jax_impl.readers import FileReader, Reader, Stat
+from jax_impl.readers import FileReader, Reader
 from jax_impl.slots import PAGE, Place, SlotPool, layout
 from jax_impl.spans import Io, OpenFiles, ReadFailed, Span, Stopped, bounce_size, plan, read_span
+from reference.files.regular import Identity
+from reference.files.safetensors_header import TensorRef
 from reference.vocab.ids import ExpertKey
-
-if TYPE_CHECKING:
-    from reference.files.checkpoint import TensorRef
 
 STUCK_MAX = 8
 """Threads beyond `threads` that may be started in place of ones that do not come back."""
@@ -96,7 +95,7 @@ class Transfers:
         threads: int = 4,
         io: Io = "auto",
         reader: Reader | None = None,
-        pins: dict[Path, Stat] | None = None,
+        pins: dict[Path, Identity] | None = None,
         deadline_s: float = 60.0,
         check: bool = False,
         clock: Callable[[], float] = time.monotonic,
