@@ -7,7 +7,7 @@ from typing import Literal
 
 from reference.vocab.ids import ExpertKey, Part
 
-Reason = Literal["stop", "length", "cancelled", "error", "drained"]
+Reason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)

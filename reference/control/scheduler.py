@@ -1,0 +1,198 @@
+"""The scheduler: `handle(event)` updates, `next_actions(...)` decides. Pure, copyable, hashable.
+
+The life of a request: Arrived -> queue -> Admit -> for each chunk: a visit at ENTRY, then one at
+every layer with experts -> Finish. A visit at a layer with experts is Routed, gets its experts
+(fetch.py), is run in one step or in several parts (grouping.py), and is Computed. What ships is
+this object; the NumPy engine, the simulator, the explorer and the JAX engine all drive it.
+"""
+
+from __future__ import annotations
+
+from reference.control.cache import ExpertCache
+from reference.control.fetch import Chooser, fetch, first
+from reference.control.grouping import advance_front, group
+from reference.control.lifecycle import HANDLERS, admit
+from reference.control.requests import Request
+from reference.vocab.actions import Action
+from reference.vocab.errors import BadInput, BudgetTooSmall
+from reference.vocab.events import Event
+from reference.vocab.ids import ENTRY
+from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS, ControlOptions
+
+
+class Scheduler:
+    """The control plane of one engine. Not thread-safe: one owner feeds and asks it."""
+
+    __slots__ = (
+        "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "front", "kv_free",
+        "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step", "options", "pending",
+        "queue", "routed_order", "running", "steps", "steps_since_bulk", "terminal",
+    )  # fmt: skip
+
+    def __init__(self, options: ControlOptions) -> None:
+        """Raises BudgetTooSmall below top_k slots (CACHE-1), BadInput on a bad option."""
+        _check(options)
+        self.options = options
+        self.experts = max(1, options.experts)
+        self.lockstep = options.grouping != "interleaved"
+        self.blocking = options.grouping == "lockstep-blocking"
+        self.claims = not self.lockstep and options.readiness == "visit"
+        self.max_lag = options.max_lag or 4 * (len(options.layers) + 1)
+        per_layer = options.eviction == "per-layer"
+        self.cache = ExpertCache(options.slots, len(options.layers), options.experts, per_layer)
+        self.queue: list[Request] = []
+        self.running: dict[int, Request] = {}
+        self.routed_order: list[int] = []
+        self.pending: list[int] = []
+        self.fails: dict[int, int] = {}
+        self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.terminal: list[Action] = []
+        self.clock = [0, 0]
+        self.kv_free = options.kv_tokens // options.kv_block
+        self.front = -1
+        self.next_step = 1
+        self.last_number = -1
+        self.loads_since_bulk = 0
+        self.steps_since_bulk = 0
+        self.draining = False
+
+    # -- the two calls ---------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Take one event. Raises IllegalEvent when it breaks the protocol."""
+        HANDLERS[event.__class__](self, event)
+
+    def next_actions(
+        self, idle_channels: int, idle_compute: int, choose: Chooser = first
+    ) -> list[Action]:
+        """Decide. `idle_channels`: transfers that could start now; `idle_compute`: 1 if no step
+        is in flight. The actions are to be obeyed in order; each changes what the next may rely
+        on. `choose(options)` picks among equally good choices."""
+        actions, self.terminal = self.terminal, []
+        admit(self, actions)
+        if self.lockstep:
+            advance_front(self)
+        if self.options.layers:
+            fetch(self, actions, idle_channels, choose)
+        if idle_compute and not self.steps:
+            group(self, actions, choose)
+        return actions
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, running, loading or computing, and nothing left to say."""
+        return not (
+            self.queue or self.running or self.steps or self.terminal or any(self.cache.ticket)
+        )
+
+    # -- for the explorer ------------------------------------------------------------------
+
+    def copy(self) -> Scheduler:
+        """An independent copy; options are shared."""
+        new = Scheduler.__new__(Scheduler)
+        new.options = self.options
+        new.experts = self.experts
+        new.lockstep = self.lockstep
+        new.blocking = self.blocking
+        new.claims = self.claims
+        new.max_lag = self.max_lag
+        new.cache = self.cache.copy()
+        new.queue = [r.copy() for r in self.queue]
+        new.running = {n: r.copy() for n, r in self.running.items()}
+        new.routed_order = self.routed_order[:]
+        new.pending = self.pending[:]
+        new.fails = self.fails.copy()
+        new.steps = self.steps.copy()
+        new.terminal = self.terminal[:]
+        new.clock = self.clock[:]
+        new.kv_free = self.kv_free
+        new.front = self.front
+        new.next_step = self.next_step
+        new.last_number = self.last_number
+        new.loads_since_bulk = self.loads_since_bulk
+        new.steps_since_bulk = self.steps_since_bulk
+        new.draining = self.draining
+        return new
+
+    def key(self) -> tuple:
+        """Equal keys behave alike for ever: requests in order of arrival but unnumbered, slots
+        unnumbered, progress relative, tickets and steps as an order. Nothing in it counts for
+        ever."""
+        base = (self.least(False), self.least(True))
+        running = self.running
+        place = {n: i for i, n in enumerate(running)}
+        return (
+            tuple([r.key(base) for r in running.values()]),
+            tuple([r.key(base) for r in self.queue]),
+            self.cache.key(),
+            tuple(self.pending),
+            tuple(sorted(self.fails.items())),
+            tuple([tuple([place.get(n, -1) for n in s[0]]) for s in self.steps.values()]),
+            tuple([place[n] for n in self.routed_order])
+            if self.options.fetch_order == "first-come"
+            else (),
+            tuple(self.terminal),
+            self.clock[0] - base[0],
+            self.front,
+            self.loads_since_bulk,
+            self.steps_since_bulk,
+            self.draining,
+        )
+
+    # -- shared with fetch.py and grouping.py ------------------------------------------------
+
+    def key_of(self, code: int) -> tuple[int, int]:
+        """(model layer, expert) of an expert code."""
+        return self.options.layers[code // self.experts], code % self.experts
+
+    def absent(self, code: int) -> bool:
+        """No transfer has brought, brings or is promised to bring the expert."""
+        return code not in self.cache.where and code not in self.pending
+
+    def layer_of(self, stage: int) -> int:
+        """The model layer of a stage; ENTRY for -1."""
+        return ENTRY if stage < 0 else self.options.layers[stage]
+
+    def least(self, bulk: bool) -> int:
+        """The least progress among running requests of a class, or where its clock stands."""
+        return min(
+            [r.progress for r in self.running.values() if r.bulk == bulk],
+            default=self.clock[bulk],
+        )
+
+    def eligible(self, r: Request) -> bool:
+        """SCHED-7: nobody who decodes gets `max_lag` visits ahead of the least advanced."""
+        return self.lockstep or r.bulk or r.progress - self.least(False) < self.max_lag
+
+    def decoding(self) -> bool:
+        """Somebody is past its prompt."""
+        return any(not r.bulk for r in self.running.values())
+
+    def bulk_cap(self) -> int:
+        """FETCH-4: slots that prompts may take together: all of them while nobody decodes."""
+        if not self.decoding():
+            return self.options.slots
+        return self.options.bulk_slots or max(1, self.options.slots // 4)
+
+
+def _check(o: ControlOptions) -> None:
+    for name, value, allowed in (
+        ("scheduler", o.grouping, SCHEDULERS),
+        ("readiness", o.readiness, READINESS),
+        ("fetch order", o.fetch_order, FETCH_ORDERS),
+        ("cache", o.eviction, EVICTIONS),
+    ):
+        if value not in allowed:
+            raise BadInput(f"{name}: unsupported {value!r}; supported: {', '.join(allowed)}")
+    for name in ("chunk", "bulk_every", "max_running", "max_rows", "kv_block"):
+        if getattr(o, name) < 1:
+            raise BadInput(f"{name}: {getattr(o, name)}; at least 1 expected")
+    if o.layers and not 1 <= o.top_k <= o.experts:
+        raise BadInput(f"top_k: {o.top_k}; 1 to {o.experts} expected")
+    if o.layers and o.slots < o.top_k:
+        raise BudgetTooSmall(
+            f"memory: {o.slots} expert slots; a token needs {o.top_k} experts at a time, so at "
+            f"least {o.top_k} slots are needed"
+        )
+    if o.chunk > o.max_rows:
+        raise BadInput(f"chunk: {o.chunk}; at most max_rows = {o.max_rows} expected")
