@@ -17,50 +17,28 @@ Thread rule: one thread, the dispatch thread, calls everything but the construct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jax_impl.layers import Bank, Layers, Piece, require_supported
+from jax_impl.programs import Programs, Progress, signature_of, signatures
+from jax_impl.resident import Resident
+from jax_impl.stages import ExpertTask, Pending, StageOut, padded, stage_plan
+from reference.vocab.config import ModelConfig
+from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.ids import ENTRY
+
+__all__ = ["ExpertTask", "JaxModel", "Pending", "StageOut", "kv_block_bytes"]
 
 Compute = Literal["f32", "bf16"]
 KvDtype = Literal["f32", "bf16", "f16"]
-
-
-class ExpertTask(NamedTuple):
-    """Some token rows for one expert.
-
-    handle  the expert's tensors in the order of `ckpt.expert_roles` (gate, up, down), jax arrays
-            [out, in] of float32, bfloat16 or float16, one a role (zero-copy from a host slot)
-    rows    bank rows that chose this expert
-    ranks   for each row, which of its K choices this expert is (0..K-1)
-    """
-
-    handle: tuple[Any, ...]
-    rows: Sequence[int]
-    ranks: Sequence[int]
-
-
-class StageOut(NamedTuple):
-    """What a stage revealed, on the host, one entry a row in the order of the call.
-
-    layer    the layer whose router spoke, or None when the rows have passed the last layer
-    topk     [R, K] int32 experts in rank order (K = 0 columns when layer is None)
-    weights  [R, K] float32 combining weights
-    bad      [R] bool: the row's router scores hold a NaN (topk of such a row means nothing)
-    logits   {index in the call: [V] float32} for the rows that wanted them, when layer is None
-    """
-
-    layer: int | None
-    topk: np.ndarray
-    weights: np.ndarray
-    bad: np.ndarray
-    logits: dict[int, np.ndarray]
-
-
-class Pending(Protocol):
-    """A dispatched stage. `get` blocks until it is done; call it once, on the dispatch thread."""
-
-    def get(self) -> StageOut: ...
+KV_DTYPES: dict[str, Any] = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+FUSED = 4
+"""Expert tiles that one call runs when that many are there (experts_v1)."""
 
 
 class JaxModel:
@@ -99,11 +77,60 @@ class JaxModel:
         compute: Compute = "f32",
         kv_dtype: KvDtype = "f32",
     ) -> None:
-        raise NotImplementedError
+        config: ModelConfig = ckpt.config
+        where = str(ckpt.path)
+        require_supported(config, where)
+        for name, value in (
+            ("rows", rows),
+            ("kv_blocks", kv_blocks),
+            ("max_len", max_len),
+            ("kv_block", kv_block),
+            ("tile", tile),
+        ):
+            if value < 1:
+                raise BadInput(f"{name}: {value}, need at least 1")
+        if compute not in ("f32", "bf16") or kv_dtype not in KV_DTYPES:
+            raise Unsupported(
+                where,
+                f"compute {compute}, kv_dtype {kv_dtype}",
+                "compute f32, bf16; kv_dtype f32, bf16, f16",
+            )
+        self.config, self.rows, self.tile, self.max_len = config, rows, tile, max_len
+        self._pad = kv_blocks
+        self._width = -(-max_len // kv_block)
+        self._signatures = signatures(ckpt)
+        self._held = Resident(ckpt, max_len, compute)
+        self.non_expert_bytes_held = self._held.nbytes
+        self._keys: list[jax.Array] = []
+        self._values: list[jax.Array] = []
+        for spec in config.layers:
+            a = spec.attention
+            shape = (kv_blocks + 1, a.kv_heads, kv_block)
+            self._keys.append(jnp.zeros((*shape, a.head_dim), KV_DTYPES[kv_dtype]))
+            self._values.append(jnp.zeros((*shape, a.v_head_dim), KV_DTYPES[kv_dtype]))
+        self.kv_bytes = sum(a.nbytes for a in (*self._keys, *self._values))
+        # A dense model has neither expert inputs nor outputs.
+        wide, k = (rows + 1, config.top_k) if config.top_k else (1, 1)
+        self._bank = Bank(
+            jnp.zeros((rows + 1, config.hidden), jnp.float32),
+            jnp.zeros((wide, config.hidden), jnp.float32),
+            jnp.zeros((wide, k), jnp.float32),
+        )
+        self._out = jnp.zeros((wide, k, config.hidden), jnp.float32)
+        self.bank_bytes = sum(a.nbytes for a in (*self._bank, self._out))
+        self._plan = {start: stage_plan(config, start) for start in (ENTRY, *config.moe_layers)}
+        self._programs = Programs(Layers(config, compute, kv_dtype), tile)
 
-    def compile(self, progress: Callable[[str], None] = lambda text: None) -> None:
+    def compile(self, progress: Progress = lambda text: None) -> None:
         """Compile every executable that a request can need; `progress` gets one line for each."""
-        raise NotImplementedError
+        for plan in self._plan.values():
+            for piece, layer in plan.pieces:
+                self._piece(piece, layer, progress)
+            if plan.head is not None:
+                self._piece(plan.head, None, progress)
+        for signature in self._signatures:
+            for count in (1, FUSED):
+                self._programs.experts(signature, count, self._out, self._bank.x, progress)
 
     def enter(
         self,
@@ -120,7 +147,9 @@ class JaxModel:
         request must be in ascending position, and every earlier position must have entered before
         or be in this call. `want_logits` matters only when no router follows.
         """
-        raise NotImplementedError
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.config.vocab:
+            raise ValueError(f"token outside 0..{self.config.vocab - 1}")
+        return self._stage(ENTRY, rows, tokens, positions, tables, want_logits)
 
     def experts(self, layer: int, tasks: Sequence[ExpertTask]) -> None:
         """Run routed experts of `layer`; out[row, rank] is written for every row of every task.
@@ -128,7 +157,23 @@ class JaxModel:
         Returns when dispatched. The handles' memory may be overwritten only after `wait` or after
         `get` of a later `advance`.
         """
-        raise NotImplementedError
+        tiles: list[tuple[Any, np.ndarray]] = []
+        for handle, rows, ranks in tasks:
+            where = np.stack(
+                [padded(rows, self.tile, self.rows), padded(ranks, self.tile, 0)], axis=1
+            )
+            tiles += [(handle, w) for w in where]
+        at = 0
+        while at < len(tiles):
+            now = tiles[at : at + FUSED]
+            signature = signature_of(now[0][0])
+            if len(now) < FUSED or any(signature_of(h) != signature for h, _ in now[1:]):
+                now = now[:1]
+            run = self._programs.experts(signature, len(now), self._out, self._bank.x)
+            # Donated: the old handle is dead once the call returns.
+            where = np.stack([w for _, w in now])
+            self._out = run(self._out, self._bank.x, where, tuple(h for h, _ in now))
+            at += len(now)
 
     def advance(
         self,
@@ -142,13 +187,85 @@ class JaxModel:
         router or the LM head. All K outputs of each row must have been written by `experts`.
         Same conditions on rows, positions and tables as `enter`.
         """
-        raise NotImplementedError
+        return self._stage(layer, rows, None, positions, tables, want_logits)
 
     def wait(self) -> None:
         """Block until everything dispatched so far is done (nothing reads a slot any more)."""
-        raise NotImplementedError
+        jax.block_until_ready((self._bank, self._out, self._keys, self._values))
+
+    def _stage(
+        self,
+        start: int,
+        rows: Sequence[int],
+        tokens: Sequence[int] | None,
+        positions: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        want_logits: Sequence[bool],
+    ) -> Pending:
+        plan, told, logits = self._plan[start], [], []
+        at = self._places(rows, tokens, positions, tables) if plan.pieces else None
+        for piece, i in plan.pieces:
+            assert at is not None
+            run = self._piece(piece, i)
+            for tile in at:
+                # Donated: the old handles are dead once the call returns.
+                self._bank, self._keys[i], self._values[i], spoken = run(
+                    tile, *self._arguments(piece, i)
+                )
+                if spoken is not None:
+                    told.append(spoken)
+        wanted: list[int] = []
+        if plan.head is not None:
+            wanted = [i for i, want in enumerate(want_logits) if want]
+            run = self._piece(plan.head, None)
+            for tile in padded([rows[i] for i in wanted], self.tile, self.rows):
+                logits.append(run(tile[:, None], *self._arguments(plan.head, None)))
+        return Pending(plan.layer, len(rows), told, logits, wanted, self.wait)
+
+    def _places(
+        self,
+        rows: Sequence[int],
+        tokens: Sequence[int] | None,
+        positions: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> np.ndarray:
+        """[tiles, T, 3 + W] int32; a fresh array, for the device may read it where it lies."""
+        n = len(rows)
+        at = np.full((-(-n // self.tile) * self.tile, 3 + self._width), self._pad, np.int32)
+        at[:, :3] = (self.rows, 0, 0)
+        at[:n, 0] = rows
+        if tokens is not None:
+            at[:n, 1] = tokens
+        at[:n, 2] = positions
+        for i, table in enumerate(tables):
+            at[i, 3 : 3 + len(table)] = table
+        return at.reshape(-1, self.tile, 3 + self._width)
+
+    def _arguments(self, piece: Piece, i: int | None) -> tuple[Any, ...]:
+        held = self._held
+        out = self._out if piece.source == "combine" else None
+        if i is None:
+            return self._bank, out, held.final_norm, held.lm_head
+        embed = held.embed if piece.source == "embed" else None
+        return (
+            self._bank,
+            self._keys[i],
+            self._values[i],
+            out,
+            held.layers[i],
+            embed,
+            held.turns[i],
+        )
+
+    def _piece(self, piece: Piece, i: int | None, progress: Progress | None = None) -> Any:
+        width = 1 if i is None else 3 + self._width
+        return self._programs.piece(piece, i, width, self._arguments(piece, i), progress)
 
 
-def kv_block_bytes(config: Any, kv_block: int = 64, kv_dtype: KvDtype = "f32") -> int:
+def kv_block_bytes(config: ModelConfig, kv_block: int = 64, kv_dtype: KvDtype = "f32") -> int:
     """Bytes that one KV block takes over all layers (for sizing `kv_blocks` before the model)."""
-    raise NotImplementedError
+    each = np.dtype(KV_DTYPES[kv_dtype]).itemsize * kv_block
+    return sum(
+        each * s.attention.kv_heads * (s.attention.head_dim + s.attention.v_head_dim)
+        for s in config.layers
+    )

@@ -1,0 +1,158 @@
+"""Blocked attention of single rows over a paged KV cache, in one fixed order (JAX-5).
+
+A row at position p reduces the KV blocks that hold positions < p, in order, with a running
+maximum, and merges its own position last as a part of one. Nothing depends on how the positions
+came in: prompt, decode and re-scoring form the same sums.
+
+Pools are [blocks + 1, G, B, D]; the last block takes the writes of padding rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_impl.kernels.dots import inner
+
+KV_BITS = {"f32": None, "bf16": (8, 7), "f16": (5, 10)}
+"""Exponent and mantissa bits that K and V are rounded to; None keeps float32."""
+
+
+def round_kv(kv_dtype: str, x: jax.Array) -> jax.Array:
+    """The float32 value that the KV dtype can hold (nearest even)."""
+    bits = KV_BITS[kv_dtype]
+    return x if bits is None else lax.reduce_precision(x, *bits)
+
+
+def write(
+    pool: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array, live: jax.Array
+) -> jax.Array:
+    """Store rows [T, G, D] at (block[t], offset[t]); rows that are not live store zeros (their
+    block is the pool's last)."""
+    values = jnp.where(live[:, None, None], rows, 0.0).astype(pool.dtype)
+
+    def one(t: jax.Array, p: jax.Array) -> jax.Array:
+        part = lax.dynamic_index_in_dim(values, t, 0, keepdims=True)[:, :, None, :]
+        return lax.dynamic_update_slice(p, part, (block[t], 0, offset[t], 0))
+
+    return lax.fori_loop(0, rows.shape[0], one, pool)
+
+
+class Partial(NamedTuple):
+    """A part of a softmax sum: running maximum m and sum l [G, M], weighted values a [G, M, Dv].
+
+    m = -inf, l = 0, a = 0 is the empty part.
+    """
+
+    m: jax.Array
+    l: jax.Array  # noqa: E741  (the usual letter for the sum)
+    a: jax.Array
+
+
+def empty(groups: int, width: int, value_width: int) -> Partial:
+    """The part of no positions."""
+    m = jnp.full((groups, width), -jnp.inf, jnp.float32)
+    return Partial(m, jnp.zeros_like(m), jnp.zeros((groups, width, value_width), jnp.float32))
+
+
+def _weight(old: jax.Array, new: jax.Array) -> jax.Array:
+    """exp(old - new), and 0 where old is the maximum of nothing."""
+    return jnp.where(old == -jnp.inf, 0.0, jnp.exp(old - jnp.where(old == -jnp.inf, 0.0, new)))
+
+
+def add_block(
+    compute: str,
+    part: Partial,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    scale: float,
+) -> Partial:
+    """Merge one block: q [G, M, D], k, v [G, B, D], seen [B] bool. A block in which nothing is
+    seen leaves the part's bits as they are, whatever k and v hold."""
+    score = inner(compute, q, k, (2, 2)) * scale
+    score = jnp.where(seen, score, -jnp.inf)
+    m = jnp.maximum(part.m, score.max(axis=-1))
+    p = jnp.where(seen, jnp.exp(score - jnp.where(m == -jnp.inf, 0.0, m)[..., None]), 0.0)
+    carry = _weight(part.m, m)
+    value = inner(compute, p, jnp.where(seen[:, None], v, 0.0), (2, 1))
+    new = Partial(m, part.l * carry + p.sum(axis=-1), part.a * carry[..., None] + value)
+    return jax.tree.map(lambda n, o: jnp.where(seen.any(), n, o), new, part)
+
+
+def add_own(
+    compute: str, part: Partial, q: jax.Array, k: jax.Array, v: jax.Array, scale: float
+) -> Partial:
+    """Merge the row's own position: k [G, D], v [G, Dv]."""
+    score = inner(compute, q, k[:, None, :], (2, 2))[..., 0] * scale
+    m = jnp.maximum(part.m, score)
+    carry, p = _weight(part.m, m), jnp.exp(score - m)
+    value = inner(compute, p[..., None], v[:, None, :], (2, 1))
+    return Partial(m, part.l * carry + p, part.a * carry[..., None] + value)
+
+
+def attend_row_v0(
+    compute: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    table: jax.Array,
+    position: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+) -> jax.Array:
+    """One row: q [G, M, D], own k [G, D] and v [G, Dv], pools, table [W],
+    position () -> [G, M, Dv].
+
+    With a window the loop starts at the first block that holds a visible position; the blocks
+    before it would change nothing (JAX-5). A row at position 0 walks no block.
+    """
+    block = keys.shape[2]
+    first = jnp.int32(0)
+    if window is not None:
+        first = jnp.maximum(position - window + 1, 0) // block
+
+    def body(b: jax.Array, part: Partial) -> Partial:
+        at = b * block + jnp.arange(block, dtype=jnp.int32)
+        seen = at < position
+        if window is not None:
+            seen = seen & (at > position - window)
+        kb = lax.dynamic_index_in_dim(keys, table[b], 0, keepdims=False).astype(jnp.float32)
+        vb = lax.dynamic_index_in_dim(values, table[b], 0, keepdims=False).astype(jnp.float32)
+        return add_block(compute, part, q, kb, vb, seen, scale)
+
+    part = empty(q.shape[0], q.shape[1], v.shape[-1])
+    part = lax.fori_loop(first, (position + block - 1) // block, body, part)
+    part = add_own(compute, part, q, k, v, scale)
+    return part.a / part.l[..., None]
+
+
+def attend_v0(
+    compute: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+) -> jax.Array:
+    """A tile, one row after another, each walking only its own blocks: q [T, G, M, D] -> same
+    with Dv. On CPU this reads the cache at memory speed; a form that walks all rows together
+    was not faster and pays for the longest row of the tile."""
+
+    def one(args: tuple[jax.Array, ...]) -> jax.Array:
+        rq, rk, rv, rt, rp = args
+        return attend_row_v0(compute, rq, rk, rv, keys, values, rt, rp, scale=scale, window=window)
+
+    return lax.map(one, (q, k, v, tables, positions))
