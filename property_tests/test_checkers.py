@@ -158,7 +158,11 @@ def both(*changes: Callable[[Log], None]) -> Callable[[Log], None]:
 END = {"end": {"requests": 2}}
 BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S1", "never ended", drop(action="Finish", request=1)),
-    ("S1", "arrives a second time", insert({"ask": [1, 1]}, ev("Arrived", request=1, prompt_len=1, max_new_tokens=0))),
+    (
+        "S1",
+        "arrives a second time",
+        insert({"ask": [1, 1]}, ev("Arrived", request=1, prompt_len=1, max_new_tokens=0)),
+    ),
     ("S1", "unknown", insert({"step": 2}, act("Reject", request=7, reason="none"))),
     ("S1", "totals count 3", edit(END, end={"requests": 3})),
     ("S2", "ended before", insert(END, act("Finish", request=1, reason="stop", error=""))),
@@ -170,10 +174,18 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S2", "without its cause", edit({"action": "Finish", "request": 0}, reason="stop")),
     ("S2", "is none of", edit({"action": "Finish", "request": 0}, reason="bored")),
     ("S2", "cancelled before", insert({"step": 5}, ev("Cancelled", request=0))),
-    ("S2", "whose step failed", edit({"event": "Computed", "step": 3}, event="Failed", error="x", requests=[0])),
+    (
+        "S2",
+        "whose step failed",
+        edit({"event": "Computed", "step": 3}, event="Failed", error="x", requests=[0]),
+    ),
     ("S2", "admitted before", edit({"action": "Finish", "request": 0}, action="Reject")),
     ("S2", "no request starts", insert({"action": "Admit"}, ev("Drain"))),
-    ("S2", "after its last token", insert({"action": "Finish", "request": 0}, step(8, -1, [[[0, 2, -1], [], True]], []))),
+    (
+        "S2",
+        "after its last token",
+        insert({"action": "Finish", "request": 0}, step(8, -1, [[[0, 2, -1], [], True]], [])),
+    ),
     ("S3", "slot 2 of 2", edit({"ticket": 3}, slot=2)),
     ("S3", "only grow", edit({"action": "Load", "ticket": 3}, ticket=2)),
     ("S3", "never completed", drop(event="Loaded", ticket=1)),
@@ -189,26 +201,72 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S6", "which step 2 reads", edit({"action": "Load", "ticket": 3}, slot=1)),
     ("S6", "ticket 2 is loading", insert({"event": "Loaded", "ticket": 2}, load(9, 0, 3, 1))),
     ("S7", "may still write", edit({"action": "Load", "ticket": 2}, slot=0)),
-    ("S8", "which was stale", both(edit({"action": "Compute", "step": 2}, slots=[[1, 0]]), drop(action="Load", ticket=2), drop(event="Loaded", ticket=2), insert({"step": 2}, ev("Loaded", ticket=1)))),
+    (
+        "S8",
+        "which was stale",
+        both(
+            edit({"action": "Compute", "step": 2}, slots=[[1, 0]]),
+            drop(action="Load", ticket=2),
+            drop(event="Loaded", ticket=2),
+            insert({"step": 2}, ev("Loaded", ticket=1)),
+        ),
+    ),
     ("S9", "which holds", edit({"action": "Compute", "step": 3}, slots=[[2, 1]])),
-    ("S9", "before its load completed", insert({"event": "Loaded", "ticket": 3}, step(9, 0, [[[0, 0, 0], [2], True]], [[2, 0]]))),
+    (
+        "S9",
+        "before its load completed",
+        insert({"event": "Loaded", "ticket": 3}, step(9, 0, [[[0, 0, 0], [2], True]], [[2, 0]])),
+    ),
     ("S9", "loaded was 71", edit({"action": "Compute", "step": 2}, sum=[70])),
-    ("S9", "before it was 71", both(edit({"action": "Load", "ticket": 4}, key=[0, 1]), edit({"event": "Loaded", "ticket": 4}, sum=70))),
+    (
+        "S9",
+        "before it was 71",
+        both(
+            edit({"action": "Load", "ticket": 4}, key=[0, 1]),
+            edit({"event": "Loaded", "ticket": 4}, sum=70),
+        ),
+    ),
     ("S10", "its next is", edit({"action": "Compute", "step": 5}, parts=[[[0, 2, -1], [], True]])),
     ("S10", "is not ready", drop(event="Routed", visit=[0, 1, 0])),
-    ("S10", "a part without experts", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [], True]])),
-    ("S10", "last=True", edit({"action": "Compute", "step": 2}, parts=[[[0, 0, 0], [1], True], [[1, 0, 0], [1], True]])),
+    (
+        "S10",
+        "a part without experts",
+        edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [], True]]),
+    ),
+    (
+        "S10",
+        "last=True",
+        edit(
+            {"action": "Compute", "step": 2}, parts=[[[0, 0, 0], [1], True], [[1, 0, 0], [1], True]]
+        ),
+    ),
     ("S10", "last=False", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [2], False]])),
-    ("S10", "a second time", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [1, 2], True]])),
-    ("S10", "not all among", edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [3], True]])),
-    ("S10", "two parts", edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [2], True]] * 2)),
+    (
+        "S10",
+        "a second time",
+        edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [1, 2], True]]),
+    ),
+    (
+        "S10",
+        "not all among",
+        edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [3], True]]),
+    ),
+    (
+        "S10",
+        "two parts",
+        edit({"action": "Compute", "step": 6}, parts=[[[0, 1, 0], [2], True]] * 2),
+    ),
     ("S10", "in a step of layer", edit({"action": "Compute", "step": 6}, layer=2)),
     ("S10", "tokens routed", edit({"visit": [0, 0, 0]}, experts=[[1]])),
     ("S10", "not 1 distinct of 4", edit({"visit": [0, 0, 0]}, experts=[[1], [4]])),
     ("S10", "Routed for", edit({"visit": [0, 1, 0]}, visit=[0, 1, 2])),
     ("S10", "Sampled while", insert({"step": 5}, ev("Sampled", request=0, token=9, stop=False))),
     ("S10", "with max_new_tokens", edit({"event": "Sampled", "request": 1}, token=4)),
-    ("S10", "finished with reason length", insert({"step": 5}, act("Finish", request=0, reason="length", error=""))),
+    (
+        "S10",
+        "finished with reason length",
+        insert({"step": 5}, act("Finish", request=0, reason="length", error="")),
+    ),
     ("S11", "bytes into a slot", edit({"action": "Load", "ticket": 3}, bytes=11)),
     ("S11", "resident and in flight", lambda log: log[0].update(budget_bytes=19)),
     ("S11", "more loads than", edit({"ask": [1, 0]}, ask=[0, 0])),
@@ -219,8 +277,12 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("L3", "nothing is in flight", drop(action="Load", ticket=1)),
     ("L3", "are ready", drop(action="Compute", step=2)),
     ("L3", "was not finished", insert({"action": "Finish", "request": 1}, ask(1, 1))),
-    ("L3", "was not finished", insert({"event": "Loaded", "ticket": 4}, ev("Cancelled", request=1), ask(1, 0))),
-]  # fmt: skip
+    (
+        "L3",
+        "was not finished",
+        insert({"event": "Loaded", "ticket": 4}, ev("Cancelled", request=1), ask(1, 0)),
+    ),
+]
 
 
 @pytest.mark.rule(*[f"SAFE-{i}" for i in range(1, 12)], "LIVE-3")
@@ -275,5 +337,5 @@ def test_malformed_lines_are_told_with_their_number(record: Any, text: str) -> N
 
 @pytest.mark.parametrize("head", [{}, {"log": 2}, {"log": 1, "options": {"layers": [0]}}])
 def test_without_a_head_there_is_no_verdict(head: Record) -> None:
-    with pytest.raises(ValueError, match="head|options"):
+    with pytest.raises(ValueError, match=r"head|options"):
         check_log([head])
