@@ -123,9 +123,11 @@ def obvious(logits: list[float], top_k: int, top_p: float) -> list[int]:
     whole = 0.0
     for i in order:
         whole += weight[i]
+    if top_p == 1.0:
+        return sorted(order)
     out: list[int] = []
     reached = 0.0
-    while not out or (top_p < 1.0 and reached < top_p * whole) or (top_p == 1.0 and order):
+    while not out or reached < top_p * whole:
         reached += weight[order[0]]
         out.append(order.pop(0))
     return sorted(out)

@@ -1,0 +1,108 @@
+"""Stored answers of transformers, and the comparison of any engine with them (NUM-10).
+
+`oracle/goldens/goldens.json` says for each variant how its weights hash and which tokens follow
+each prompt greedily; `oracle/goldens/logits.safetensors` holds its logits under `<variant>/<n>`,
+float32 [len, V] for prompt n. `oracle/make_goldens.py` makes both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+HERE = Path(__file__).parent / "goldens"
+MANIFEST, LOGITS = HERE / "goldens.json", HERE / "logits.safetensors"
+NEW_TOKENS = 8
+TOLERANCE = 1e-4
+"""Greatest difference of a logit, in standard deviations of the variant's stored logits."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """For one prompt: teacher-forced logits [len, V] and the greedy tokens that follow it."""
+
+    logits: np.ndarray
+    tokens: list[int]
+
+
+Engine = Callable[[Path, list[list[int]], int], list[Answer]]
+"""(checkpoint directory, prompts, new tokens) -> one answer a prompt; stop tokens are ignored."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What is stored for one variant."""
+
+    weights: str
+    prompts: list[list[int]]
+    answers: list[Answer]
+
+
+def weights_hash(path: Path) -> str:
+    """sha256 over the weight files of a checkpoint directory, by name."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _stored() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    return json.loads(MANIFEST.read_text("utf-8")), load_file(LOGITS)
+
+
+def names() -> list[str]:
+    """Variants with stored answers, in the order in which they were made."""
+    return list(_stored()[0]["variants"])
+
+
+def golden(name: str) -> Golden:
+    """The stored answers of a variant; KeyError if there are none."""
+    manifest, logits = _stored()
+    entry = manifest["variants"][name]
+    answers = [Answer(logits[f"{name}/{n}"], tokens) for n, tokens in enumerate(entry["tokens"])]
+    return Golden(entry["weights"], entry["prompts"], answers)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """error: greatest logit difference in standard deviations; same_tokens: all greedy tokens."""
+
+    error: float
+    same_tokens: bool
+
+    @property
+    def good(self) -> bool:
+        """Within NUM-10. A NaN is not."""
+        return self.error <= TOLERANCE and self.same_tokens
+
+
+def judge(want: list[Answer], got: list[Answer]) -> Verdict:
+    """Compare answers prompt by prompt; shapes must be equal (else ValueError)."""
+    deviation = float(np.concatenate([a.logits for a in want]).astype(np.float64).std())
+    error = 0.0
+    for a, b in zip(want, got, strict=True):
+        if a.logits.shape != b.logits.shape:
+            raise ValueError(f"logits {b.logits.shape}, stored {a.logits.shape}")
+        worst = np.abs(a.logits.astype(np.float64) - b.logits).max() / deviation
+        error = float(np.maximum(error, worst))  # keeps a NaN
+    return Verdict(error, all(a.tokens == b.tokens for a, b in zip(want, got, strict=True)))
+
+
+def compare(name: str, path: Path, engine: Engine) -> Verdict:
+    """Run `engine` on the variant's checkpoint at `path` and judge it by the stored answers.
+
+    ValueError if the checkpoint is not the one that the answers are of.
+    """
+    want = golden(name)
+    if weights_hash(path) != want.weights:
+        raise ValueError(f"{name}: other weights than those of the stored answers")
+    return judge(want.answers, engine(path, want.prompts, NEW_TOKENS))
