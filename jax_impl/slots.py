@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from reference.files.budget import ALIGN, round_up
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import Unsupported
-
-ALIGN = 64
-"""Boundary, in bytes, on which a tensor must lie for the CPU backend to read it in place."""
-
-PAGE = 4096
 
 NUMPY_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -31,11 +27,6 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),
     "U8": np.dtype(np.uint8),
 }
-
-
-def round_up(n: int, to: int) -> int:
-    """The least multiple of `to` that is at least n."""
-    return -(-n // to) * to
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +53,6 @@ def layout(refs: Sequence[TensorRef]) -> tuple[Place, ...]:
         places.append(Place(offset, ref.nbytes, dtype, tuple(ref.shape)))
         offset = round_up(offset + ref.nbytes, ALIGN)
     return tuple(places)
-
-
-def slot_size(experts: Iterable[Sequence[TensorRef]]) -> int:
-    """Bytes of a slot that holds any of `experts` (ENGINE-2).
-
-    Slots of a mebibyte and more are whole pages; smaller ones would waste too much that way.
-    """
-    most = 0
-    for refs in experts:
-        places = layout(refs)
-        most = max(most, round_up(places[-1].offset + places[-1].nbytes, ALIGN))
-    return round_up(most, PAGE) if most >= 1 << 20 else most
 
 
 class SlotPool:

@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 
 from jax_impl.readers import Reader
-from jax_impl.slots import PAGE, Place, round_up
+from jax_impl.slots import Place
+from reference.files.budget import PAGE, round_up
 from reference.files.regular import Identity
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import BadInput, Unsupported

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 
 from jax_impl.readers import FileReader, Reader
-from jax_impl.slots import PAGE, Place, SlotPool, layout
+from jax_impl.slots import Place, SlotPool, layout
 from jax_impl.spans import Io, OpenFiles, ReadFailed, Span, Stopped, bounce_size, plan, read_span
+from reference.files.budget import PAGE
 from reference.files.regular import Identity
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.ids import ExpertKey

@@ -14,9 +14,10 @@ import pytest
 
 from jax_impl.fault_readers import ControlledReader, FaultyReader
 from jax_impl.readers import FileReader, Reader, ThrottledReader
-from jax_impl.slots import ALIGN, PAGE, SlotPool, layout, slot_size
+from jax_impl.slots import SlotPool, layout
 from jax_impl.spans import BOUNCE_MAX, Io, OpenFiles, bounce_size, plan
 from jax_impl.transfer import Transferred, Transfers
+from reference.files.budget import ALIGN, PAGE, slot_size
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import ExpertKey

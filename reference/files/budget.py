@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import BadInput, BudgetTooSmall
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
@@ -112,6 +114,26 @@ class Sizes:
 
 AUTO_SHARE = 0.8
 """Share of the available memory that "auto" uses, everything together."""
+
+
+ALIGN = 64
+"""Boundary, in bytes, of every tensor in a slot: from there the CPU backend reads it in place."""
+
+PAGE = 4096
+
+
+def round_up(n: int, to: int) -> int:
+    """The least multiple of `to` that is at least n."""
+    return -(-n // to) * to
+
+
+def slot_size(experts: Iterable[Sequence[TensorRef]]) -> int:
+    """Bytes of a slot that holds any of `experts`, each given by its tensors (ENGINE-2).
+
+    Slots of a mebibyte and more are whole pages; smaller ones would waste too much that way.
+    """
+    most = max((sum(round_up(r.nbytes, ALIGN) for r in refs) for refs in experts), default=0)
+    return round_up(most, PAGE) if most >= 1 << 20 else most
 
 
 def expert_budget(memory: str | int, experts: int, slot: int, others: int = 0) -> int:

@@ -1,0 +1,164 @@
+"""Obeying the control plane with the NumPy model, one action after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from reference.handle import RequestHandle
+from reference.numerics.model import Hidden, Model, State
+from reference.sampling import sample
+from reference.vocab.actions import Compute, Finish, Load, Reject
+from reference.vocab.errors import CoveyError
+from reference.vocab.events import Computed, Event, Failed, Routed, Sampled
+from reference.vocab.ids import ENTRY, ExpertKey, Part, Visit
+
+
+@dataclass
+class Text:
+    """A running request: its tokens so far, its KV, and the visit in work.
+
+    outputs [T, K, H]: what the visit's experts have given so far, kept apart by rank until the
+    last has run, so that the sum does not depend on the order in which they came (NUM-5).
+    """
+
+    handle: RequestHandle
+    tokens: list[int]
+    state: State
+    hidden: Hidden | None = None
+    outputs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+class NumpyExecutor:
+    """Slots that hold experts, requests that hold text. `chunk` as in ControlOptions."""
+
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        chunk: int,
+        eos: frozenset[int],
+        now: Callable[[], float],
+    ) -> None:
+        self.model = model
+        self.slots: list[tuple[ExpertKey, tuple[Any, ...]] | None] = [None] * slots
+        self.chunk = chunk
+        self.eos = eos
+        self.now = now
+        self.texts: dict[int, Text] = {}
+        self.handles: dict[int, RequestHandle] = {}
+
+    def submitted(self, handle: RequestHandle) -> None:
+        """A request that will arrive."""
+        self.handles[handle.number] = handle
+        prompt = [int(t) for t in handle.request.prompt]
+        self.texts[handle.number] = Text(handle, prompt, self.model.start())
+
+    # -- what the loop asks (reference.simulator.loop.Executor) --------------------------------
+
+    def clear(self, slot: int) -> None:
+        """Whatever reads the slot from now until `fill` is wrong, and fails."""
+        self.slots[slot] = None
+
+    def fill(self, action: Load) -> None:
+        """Read the expert's tensors from the checkpoint; OSError when that fails."""
+        try:
+            self.slots[action.slot] = (action.key, self.model.read_expert(action.key))
+        except CoveyError as error:
+            raise OSError(str(error)) from error
+
+    def rows(self, action: Compute) -> int:
+        """Token rows of the step."""
+        return sum(end - start for start, end in (self._span(p.visit) for p in action.parts))
+
+    def run(self, action: Compute) -> list[Event]:
+        """One step: each part's experts, and for each last part the way to the next router."""
+        slot_of = dict(action.slots)
+        failed: list[int] = []
+        error = ""
+        events: list[Event] = []
+        for part in action.parts:
+            try:
+                events += self._part(part, slot_of)
+            except CoveyError as e:
+                failed.append(part.visit.request)
+                error = error or str(e)
+        end = Failed(action.step, error, tuple(failed)) if failed else Computed(action.step)
+        return [end, *events]
+
+    def ended(self, action: Finish | Reject) -> None:
+        """Forget the request and tell its handle."""
+        self.texts.pop(action.request, None)
+        handle = self.handles.pop(action.request)
+        if isinstance(action, Reject):
+            handle.end("rejected", action.reason)
+        else:
+            handle.end(action.reason, action.error)
+
+    # -- one part ----------------------------------------------------------------------------
+
+    def _span(self, visit: Visit) -> tuple[int, int]:
+        """Positions [start, end) of the visit's chunk."""
+        prompt = len(self.handles[visit.request].request.prompt)
+        chunks = -(-prompt // self.chunk)
+        if visit.chunk < chunks:
+            return visit.chunk * self.chunk, min((visit.chunk + 1) * self.chunk, prompt)
+        start = prompt + visit.chunk - chunks
+        return start, start + 1
+
+    def _part(self, part: Part, slot_of: dict[int, int]) -> list[Event]:
+        text = self.texts[part.visit.request]
+        start, end = self._span(part.visit)
+        final = end == len(text.tokens)
+        want = "all" if text.handle.want_logits else "last" if final else "none"
+        if part.visit.layer == ENTRY:
+            h = self.model.enter(text.state, text.tokens[start:end], start, want)
+        else:
+            assert text.hidden is not None and text.hidden.layer == part.visit.layer
+            for expert in part.experts:
+                self._expert(text, part.visit.layer, expert, slot_of[expert])
+            if not part.last:
+                return []
+            h = self.model.advance(text.state, text.hidden, text.outputs, want)
+        text.hidden = h
+        if h.layer is not None:
+            text.outputs = np.full((*h.topk.shape, h.x.shape[1]), np.nan, h.x.dtype)
+            visit = Visit(part.visit.request, part.visit.chunk, h.layer)
+            return [Routed(visit, tuple(map(tuple, h.topk.tolist())))]
+        return self._head(text, part.visit.request, start, h.logits, final)
+
+    def _expert(self, text: Text, layer: int, expert: int, slot: int) -> None:
+        held, h = self.slots[slot], text.hidden
+        assert held is not None and held[0] == (layer, expert), (layer, expert, slot, held)
+        assert h is not None
+        tensors = self.model.widen(held[1])
+        for row, rank in zip(*np.nonzero(h.topk == expert), strict=True):
+            text.outputs[row, rank] = self.model.expert(layer, tensors, h.x[row])
+
+    def _head(
+        self, text: Text, number: int, start: int, logits: np.ndarray | None, final: bool
+    ) -> list[Event]:
+        """The LM head was reached: pass logits on, and sample if the text ends here."""
+        if logits is not None and text.handle.want_logits:
+            for i, row in enumerate(logits):
+                text.handle.put_logits(start + i, row)
+        if not final:
+            return []
+        request = text.handle.request
+        if request.max_new_tokens == 0:
+            return [Sampled(number, None, True)]
+        assert logits is not None
+        token = sample(
+            logits[-1],
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=request.seed,
+            position=len(text.tokens),
+        )
+        text.tokens.append(token)
+        text.handle.put_token(token, self.now())
+        return [Sampled(number, token, token in self.eos)]
