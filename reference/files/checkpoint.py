@@ -131,7 +131,7 @@ class Checkpoint:
         """
         out = np.empty(ref.shape, RAW[ref.dtype])
         if ref.nbytes:
-            self.read_into(ref, memoryview(out.reshape(-1).view(np.uint8)))
+            self.read_into(ref, out.reshape(-1).view(np.uint8).data)
         return out
 
     def read_into(self, ref: TensorRef, buffer: memoryview) -> None:

@@ -1,0 +1,316 @@
+"""The event log: what control was told and what it decided, in order (LOG-1 to LOG-7).
+
+    writer = LogWriter(path, head_of(...), clock)
+    writer.event(Loaded(3)); writer.ask(2, 1); writer.action(load, bytes=n); writer.end(totals)
+    log = read_log(path)                              # checked line by line
+
+Line 1 is the head. The control plane can be replayed from a log alone, and judged by it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from reference.files import strict_json
+from reference.files.log_records import action_from_record, event_from_record, plain, record_of
+from reference.files.regular import reason
+from reference.files.strict_json import kind, show
+from reference.vocab.actions import Action
+from reference.vocab.errors import BadInput
+from reference.vocab.events import Event
+from reference.vocab.options import ControlOptions, Eviction, FetchOrder, Grouping, Readiness
+
+__all__ = [
+    "Log", "LogWriter", "action_from_record", "event_from_record", "head_of", "options_of",
+    "read_log", "record_of",
+]  # fmt: skip
+
+VERSION = 1
+BUFFER = 1 << 16
+MAX_LINE = 64 << 20
+_BYTES = ("expert_bytes", "budget_bytes", "slot_bytes")
+_HEAD = ("log", "options", "model", "engine", "versions", *_BYTES)
+_WORDS: dict[str, tuple[str, ...]] = {
+    "grouping": get_args(Grouping),
+    "readiness": get_args(Readiness),
+    "fetch_order": get_args(FetchOrder),
+    "eviction": get_args(Eviction),
+}
+
+
+@dataclass
+class Log:
+    """A log that was read: `records[i]` is line i + 2. Complete: its last record is the end.
+
+    `warning` says in one line what is wrong with an incomplete log that is readable all the same.
+    """
+
+    head: dict[str, Any]
+    records: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+    warning: str = ""
+
+
+def head_of(
+    options: ControlOptions,
+    *,
+    engine: str,
+    model: Mapping[str, Any],
+    versions: Mapping[str, str],
+    expert_bytes: int,
+    budget_bytes: int,
+    slot_bytes: int,
+    **extra: Any,
+) -> dict[str, Any]:
+    """The head of a log: all options whole, so that control can be replayed (LOG-1)."""
+    head: dict[str, Any] = {
+        "log": VERSION,
+        "options": asdict(options),
+        "model": model,
+        "engine": engine,
+        "versions": versions,
+        "expert_bytes": expert_bytes,
+        "budget_bytes": budget_bytes,
+        "slot_bytes": slot_bytes,
+    }
+    return plain(head | extra)
+
+
+class LogWriter:
+    """Writes one log; call it from one thread, in the order in which control sees things.
+
+    path     the file, written anew; None: records are only kept
+    clock    seconds, never going back; virtual or real
+    keep     keep every record in `records`, as `read_log` would give them
+    warn     told once, in one line, when the file cannot be written any more (LOG-5): the run goes
+             on, the file ends without an end record, `failed` says why
+    Errors: BadInput at once if the file cannot be created.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        head: dict[str, Any],
+        clock: Callable[[], float],
+        *,
+        keep: bool = False,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.head = plain(head)
+        self.records: list[dict[str, Any]] = []
+        self.failed = ""
+        self.ended = False
+        self._clock, self._keep = clock, keep
+        self._warn = warn or (lambda line: print(line, file=sys.stderr))
+        self._pending = bytearray()
+        self._fd = -1
+        if self.path is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            try:
+                self._fd = os.open(self.path, flags, 0o666)
+            except OSError as e:
+                where = show(str(self.path))
+                raise BadInput(f"{where}: cannot be written: {reason(e)}") from None
+            self._line(self.head)
+            self.flush()
+
+    @property
+    def log(self) -> Log:
+        """What was kept so far, as a Log (needs `keep`)."""
+        return Log(self.head, self.records, self.ended)
+
+    def event(self, event: Event, **extra: Any) -> None:
+        """One event, just before or after control handles it; `extra` fields are added."""
+        self._write(record_of(event), extra)
+
+    def ask(self, idle_channels: int, idle_compute: int) -> None:
+        """One call of next_actions; the actions it gave follow (LOG-4)."""
+        self._write({"ask": [idle_channels, idle_compute]}, {})
+
+    def action(self, action: Action, **extra: Any) -> None:
+        """One action that control gave; `extra` fields are added."""
+        self._write(record_of(action), extra)
+
+    def end(self, totals: Mapping[str, Any]) -> None:
+        """The last record; only a log that has it is complete."""
+        self._write({"end": dict(totals)}, {})
+        self.ended = True
+        self.flush()
+
+    def _write(self, record: dict[str, Any], extra: dict[str, Any]) -> None:
+        if self.ended:
+            raise ValueError("a record after the end of the log")
+        if shared := record.keys() & extra.keys():
+            raise ValueError(f"extra fields hide the record's own: {sorted(shared)}")
+        if not self._keep and self._fd < 0:
+            return
+        full = {"t": round(float(self._clock()), 9), **record, **plain(extra)}
+        if "end" in full:
+            full["end"] = plain(full["end"])
+        if self._keep:
+            self.records.append(full)
+        if self._fd >= 0:
+            self._line(full)
+
+    def _line(self, record: dict[str, Any]) -> None:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+        self._pending += text.encode() + b"\n"
+        if len(self._pending) >= BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is pending to the system; on an error the log is given up (LOG-5)."""
+        if self._fd < 0:
+            self._pending.clear()
+            return
+        view = memoryview(bytes(self._pending))
+        self._pending.clear()
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as e:
+            self._give_up(e)
+
+    def _give_up(self, error: OSError) -> None:
+        self.failed = f"{show(str(self.path))}: {reason(error)}; the event log is incomplete"
+        fd, self._fd = self._fd, -1
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # the reason is already told
+        self._warn(self.failed)
+
+    def close(self) -> None:
+        """Write what is pending and close the file; without `end` the log stays incomplete."""
+        self.flush()
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                os.close(fd)
+            except OSError as e:
+                self._fd = -1
+                self.failed = f"{show(str(self.path))}: {reason(e)}; the event log is incomplete"
+                self._warn(self.failed)
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_log(path: str | os.PathLike[str]) -> Log:
+    """Read and check a log (LOG-6). A last line that was cut off is left out, with a warning.
+
+    Errors: BadInput, one line naming the file and the line, for another version, an incomplete
+    head, or a record that is not a legal one.
+    """
+    where = show(str(path))
+    try:
+        with Path(path).open("rb") as file:
+            first = file.readline(MAX_LINE)
+            if not first:
+                raise BadInput(f"{where}: empty; an event log begins with its head")
+            log = Log(_head(strict_json.parse(first, f"{where}:1"), f"{where}:1"))
+            last_time = -math.inf
+            number = 1
+            while line := file.readline(MAX_LINE):
+                number += 1
+                try:
+                    record = strict_json.parse(line, f"{where}:{number}")
+                except BadInput:
+                    if line.endswith(b"\n") or file.read(1):
+                        raise
+                    log.warning = f"{where}:{number}: cut off; the log is incomplete"
+                    return log
+                if log.complete:
+                    raise BadInput(f"{where}:{number}: a record after the end of the log")
+                last_time = _record(record, last_time, f"{where}:{number}")
+                log.records.append(record)
+                log.complete = "end" in record
+    except OSError as e:
+        raise BadInput(f"{where}: cannot be read: {reason(e)}") from None
+    if not log.complete:
+        log.warning = f"{where}: no end record; the log is incomplete"
+    return log
+
+
+def _record(record: Any, last_time: float, where: str) -> float:
+    """Check one record after the head; its time (LOG-3, LOG-7)."""
+    if not isinstance(record, dict):
+        raise BadInput(f"{where}: an object is needed, not {kind(record)}")
+    words = [word for word in ("event", "ask", "action", "end") if word in record]
+    if len(words) != 1:
+        raise BadInput(f"{where}: exactly one of event, ask, action and end is needed")
+    t = record.get("t")
+    if t is None or type(t) not in (int, float) or t < last_time:
+        raise BadInput(f"{where}: t is {show(t, 30)}; seconds that never go back are needed")
+    try:
+        if words[0] == "event":
+            event_from_record(record)
+        elif words[0] == "action":
+            action_from_record(record)
+    except ValueError as e:
+        raise BadInput(f"{where}: {e}") from None
+    if words[0] == "ask":
+        ask = record["ask"]
+        good = isinstance(ask, list) and len(ask) == 2
+        if not good or any(type(x) is not int or x < 0 for x in ask):
+            raise BadInput(f"{where}: ask is {show(ask, 40)}; [idle_channels, idle_compute]")
+    if words[0] == "end" and not isinstance(record["end"], dict):
+        raise BadInput(f"{where}: end is {show(record['end'], 40)}; an object is needed")
+    return t
+
+
+def _head(head: Any, where: str) -> dict[str, Any]:
+    """Check the head: version, every field, every option (LOG-1)."""
+    if not isinstance(head, dict) or "log" not in head:
+        raise BadInput(f"{where}: not the head of an event log")
+    if head["log"] != VERSION or type(head["log"]) is not int:
+        raise BadInput(f"{where}: log version {show(head['log'], 30)}; {VERSION} is supported")
+    if absent := [name for name in _HEAD if name not in head]:
+        raise BadInput(f"{where}: the head lacks {', '.join(absent)}")
+    if not isinstance(head["model"], dict) or not isinstance(head["versions"], dict):
+        raise BadInput(f"{where}: model and versions: objects are needed")
+    if not isinstance(head["engine"], str):
+        raise BadInput(f"{where}: engine is {show(head['engine'], 40)}; a string is needed")
+    for name in _BYTES:
+        if type(head[name]) is not int or head[name] < 0:
+            raise BadInput(f"{where}: {name} is {show(head[name], 40)}; a count of bytes is needed")
+    options_of(head, where)
+    return head
+
+
+def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
+    """The options of a head. Errors: BadInput names the option, its value and what is right."""
+    options = head.get("options")
+    if not isinstance(options, dict):
+        raise BadInput(f"{where}: options: an object is needed")
+    known = ControlOptions.__dataclass_fields__
+    if absent := [name for name in known if name not in options]:
+        raise BadInput(f"{where}: options lack {', '.join(absent)}")
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            raise BadInput(f"{where}: unknown option '{show(name, 40)}'")
+        if name == "layers":
+            good = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+            good = good and value == sorted(set(value))
+            right = "an ascending list of layer numbers"
+            value = tuple(value) if good else value
+        elif name in _WORDS:
+            good, right = value in _WORDS[name], " or ".join(_WORDS[name])
+        else:
+            good, right = type(value) is int and value >= 0, "an integer of at least 0"
+        if not good:
+            raise BadInput(f"{where}: options.{name} is {show(value, 60)}; needs {right}")
+        values[name] = value
+    return ControlOptions(**values)

@@ -1,0 +1,225 @@
+"""Request files: JSON lines, or one document `{"requests": [...]}` (FILE-11 to FILE-13).
+
+Every field is checked: an unknown one, a wrong type, a number out of its range, an empty prompt or
+an id that is there twice is refused with the line at which it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reference.files import strict_json
+from reference.files.regular import reason
+from reference.files.strict_json import kind, show
+from reference.vocab.errors import BadInput
+
+MAX_FILE = 1 << 30
+MAX_ID = 256
+MAX_STOPS = 64
+MAX_STOP = 4096
+MAX_TOKENS = (1 << 31) - 1
+MAX_SEED = (1 << 64) - 1
+FIELDS = (
+    "id", "prompt", "max_new_tokens", "arrival_s", "temperature", "top_p", "top_k", "seed", "stop",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as its file says.
+
+    prompt           text, or token ids
+    max_new_tokens   tokens to generate at most (0: score the prompt only); None: left to the flag
+    arrival_s        seconds after the start of the run
+    temperature      0 is greedy; top_p in (0, 1]; top_k 0 is no limit; seed of the draws
+    stop             texts (or token ids) that end the generation
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    max_new_tokens: int | None = None
+    arrival_s: float = 0.0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop: tuple[str | int, ...] = ()
+
+    def resolve(self, default: int) -> Request:
+        """The request with max_new_tokens settled: its own beats `default` (FILE-12)."""
+        return self if self.max_new_tokens is not None else replace(self, max_new_tokens=default)
+
+
+def check_ids(request: Request, vocab: int) -> None:
+    """Errors: BadInput if a token id of the request is not in [0, vocab) (FILE-13)."""
+    if isinstance(request.prompt, tuple):
+        for position, token in enumerate(request.prompt):
+            if not 0 <= token < vocab:
+                raise BadInput(
+                    f"request '{show(request.id)}': prompt[{position}] is {token}; this model's "
+                    f"token ids are 0 to {vocab - 1}"
+                )
+    for token in request.stop:
+        if isinstance(token, int) and not 0 <= token < vocab:
+            raise BadInput(
+                f"request '{show(request.id)}': stop id {token}; this model's token ids are 0 to "
+                f"{vocab - 1}"
+            )
+
+
+def request_from(value: Any, where: str, default_id: str = "0") -> Request:
+    """One request from its parsed object; `default_id` serves where there is no id.
+
+    Errors: BadInput, beginning with `where`, names the field, its value and what is right.
+    """
+    v = strict_json.fields(value, where, FIELDS)
+    if "prompt" not in v:
+        raise BadInput(f"{where}: prompt is missing; text or an array of token ids is needed")
+    limit = None
+    if "max_new_tokens" in v:
+        limit = _integer(v, "max_new_tokens", MAX_TOKENS, 0, where)
+    return Request(
+        id=_id(v.get("id", default_id), where),
+        prompt=_prompt(v["prompt"], where),
+        max_new_tokens=limit,
+        arrival_s=_number(v, "arrival_s", 0.0, 1e9, 0.0, where),
+        temperature=_number(v, "temperature", 0.0, 1e3, 0.0, where),
+        top_p=_top_p(v, where),
+        top_k=_integer(v, "top_k", MAX_TOKENS, 0, where),
+        seed=_integer(v, "seed", MAX_SEED, 0, where),
+        stop=_stop(v.get("stop", []), where),
+    )
+
+
+def read_requests(path: str | os.PathLike[str]) -> list[Request]:
+    """All requests of a file, in its order. Errors: BadInput names the file and the line."""
+    where = show(str(path))
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except OSError as e:
+        raise BadInput(f"{where}: cannot be read: {reason(e)}") from None
+    if len(data) > MAX_FILE:
+        raise BadInput(f"{where}: more than {MAX_FILE} bytes")
+    return parse_requests(data, where)
+
+
+def parse_requests(data: bytes, where: str = "requests") -> list[Request]:
+    """All requests of a file's bytes, in either form (FILE-11). Errors as `read_requests`."""
+    places = list(_document(data, where) or _lines(data, where))
+    requests: list[Request] = []
+    seen: dict[str, str] = {}
+    for place, value in places:
+        request = request_from(value, place, str(len(requests)))
+        if request.id in seen:
+            raise BadInput(f"{place}: the id '{show(request.id)}' is already at {seen[request.id]}")
+        seen[request.id] = place
+        requests.append(request)
+    if not requests:
+        raise BadInput(f"{where}: no requests in it")
+    return requests
+
+
+def _document(data: bytes, where: str) -> Iterable[tuple[str, Any]]:
+    """The requests of `{"requests": [...]}`; nothing if the file is JSON lines."""
+    start = data.lstrip()[:64].replace(b" ", b"").replace(b"\n", b"").replace(b"\r", b"")
+    if not start.replace(b"\t", b"").startswith(b'{"requests"'):
+        return []
+    value = strict_json.fields(strict_json.parse(data, where), where, ("requests",))
+    listed = value["requests"]
+    if not isinstance(listed, list) or not listed:
+        raise BadInput(f"{where}: requests: an array of at least one request is needed")
+    return [(f"{where}: requests[{i}]", item) for i, item in enumerate(listed)]
+
+
+def _lines(data: bytes, where: str) -> Iterable[tuple[str, Any]]:
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            place = f"{where}:{number}"
+            yield place, strict_json.parse(line, place)
+
+
+def write_requests(path: str | os.PathLike[str], requests: Iterable[Request]) -> None:
+    """Write requests as JSON lines that `read_requests` gives back equal."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        for r in requests:
+            given = {name: getattr(r, name) for name in FIELDS}
+            if r.max_new_tokens is None:
+                del given["max_new_tokens"]
+            file.write(json.dumps(given) + "\n")
+
+
+def _id(value: Any, where: str) -> str:
+    good = isinstance(value, str) and 0 < len(value) <= MAX_ID and value.isprintable()
+    if not good:
+        raise BadInput(
+            f"{where}: id is {show(value, 40)}; a printable string of 1 to {MAX_ID} characters "
+            "is needed"
+        )
+    return value
+
+
+def _prompt(value: Any, where: str) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value:
+        for i, token in enumerate(value):
+            if type(token) is not int or not 0 <= token <= MAX_TOKENS:
+                raise BadInput(
+                    f"{where}: prompt[{i}] is {show(token, 40)}; a token id is an integer of at "
+                    "least 0"
+                )
+        return tuple(value)
+    what = "is empty" if value in ("", []) else f"is {kind(value)}"
+    raise BadInput(f"{where}: prompt {what}; text or an array of token ids is needed")
+
+
+def _integer(v: dict[str, Any], name: str, high: int, default: int, where: str) -> int:
+    value = v.get(name, default)
+    if type(value) is not int or not 0 <= value <= high:
+        raise BadInput(
+            f"{where}: {name} is {show(value, 40)}; an integer from 0 to {high} is needed"
+        )
+    return value
+
+
+def _number(
+    v: dict[str, Any], name: str, low: float, high: float, default: float, where: str
+) -> float:
+    value = v.get(name, default)
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise BadInput(
+            f"{where}: {name} is {show(value, 40)}; a number from {low:g} to {high:g} is needed"
+        )
+    return float(value)
+
+
+def _top_p(v: dict[str, Any], where: str) -> float:
+    value = _number(v, "top_p", 0.0, 1.0, 1.0, where)
+    if value == 0.0:
+        raise BadInput(f"{where}: top_p is 0; a number above 0 and up to 1 is needed")
+    return value
+
+
+def _stop(value: Any, where: str) -> tuple[str | int, ...]:
+    """A text or an array of texts and token ids."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or len(listed) > MAX_STOPS:
+        raise BadInput(
+            f"{where}: stop is {show(value, 40)}; a string or an array of at most {MAX_STOPS} "
+            "strings or token ids is needed"
+        )
+    for i, item in enumerate(listed):
+        text = isinstance(item, str) and 0 < len(item) <= MAX_STOP
+        token = type(item) is int and 0 <= item <= MAX_TOKENS
+        if not text and not token:
+            raise BadInput(
+                f"{where}: stop[{i}] is {show(item, 40)}; a string of 1 to {MAX_STOP} characters "
+                "or a token id is needed"
+            )
+    return tuple(listed)
