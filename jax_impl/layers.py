@@ -74,7 +74,6 @@ def require_supported(config: ModelConfig, where: str) -> None:
             "silu_gated",
         )
         if isinstance(f, DenseSpec):
-            need(not f.bias, f"feed-forward bias in layer {i}", "none")
             continue
         r = f.router
         need(not f.expert_bias, f"expert biases in layer {i}", "none")
@@ -101,6 +100,7 @@ def roles(config: ModelConfig, layer: int) -> tuple[tuple[str, ...], tuple[str, 
         vectors += ["router_bias"] if f.router.bias else []
     else:
         matrices += ["gate", "up", "down"]
+        vectors += ["gate_bias", "up_bias", "down_bias"] if f.bias else []
     return tuple(matrices), tuple(vectors)
 
 
@@ -218,7 +218,8 @@ class Layers:
             h = h + y * self.config.residual_scale
             x = rope.norm(self.config.norm, h, w["mlp_norm"])
             if isinstance(f, DenseSpec):
-                y = gated(self.compute, x, w["gate"], w["up"], w["down"])
+                biases = [w[f"{n}_bias"] for n in ("gate", "up", "down")] if f.bias else ()
+                y = gated(self.compute, x, w["gate"], w["up"], w["down"], *biases)
                 h = h + y * self.config.residual_scale
                 return bank._replace(residual=bank.residual.at[row].set(h)), keys, values, None
             logits = dot(self.compute, x, w["router"])

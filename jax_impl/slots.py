@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reference.files.budget import ALIGN, round_up
+from reference.files.budget import ALIGN, PAGE, round_up
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import Unsupported
 

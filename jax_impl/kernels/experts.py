@@ -13,10 +13,23 @@ import jax
 from jax_impl.kernels.dots import dot
 
 
-def gated(compute: str, x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    """down(silu(gate x) * up x); x [T, H] float32, gate, up [I, H], down [H, I]."""
-    g = dot(compute, x, gate)
-    return dot(compute, jax.nn.silu(g) * dot(compute, x, up), down)
+def gated(
+    compute: str,
+    x: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *biases: jax.Array,
+) -> jax.Array:
+    """down(silu(gate x) * up x) [T, H]; x [T, H] float32, gate, up [I, H], down [H, I].
+
+    biases: none, or float32 ones of gate, up and down, each added to its product.
+    """
+    g, u = dot(compute, x, gate), dot(compute, x, up)
+    if biases:
+        g, u = g + biases[0], u + biases[1]
+    y = dot(compute, jax.nn.silu(g) * u, down)
+    return y + biases[2] if biases else y
 
 
 def experts_v0(
