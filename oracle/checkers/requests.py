@@ -105,6 +105,8 @@ def check_s2(log: LogView) -> Iterator[Violation]:
             if life is None:
                 continue
             fault = life.act(name, record.get("reason"), load_failed, draining)
+            if life.in_step and not fault:
+                fault = "its step still runs"
             if fault:
                 yield Violation("S2", at, f"{name} of request {request}: {fault}")
 
