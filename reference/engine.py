@@ -1,0 +1,217 @@
+"""The readable engine: the shipped scheduler, the NumPy model, virtual time.
+
+It is the whole system in one thread. Nothing happens until somebody waits for a request: then the
+loop (reference/simulator/loop.py) goes from event to event until that request has what is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reference.control import Scheduler
+from reference.executor import NumpyExecutor
+from reference.files.budget import expert_budget, slot_size, slots_for
+from reference.files.checkpoint import Checkpoint
+from reference.files.event_log import LogWriter, head_of
+from reference.files.requests import Request, check_ids
+from reference.handle import RequestHandle
+from reference.numerics.model import Model
+from reference.simulator.costs import CostModel
+from reference.simulator.loop import VirtualLoop
+from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.events import Arrived, Cancelled, Drain
+from reference.vocab.ids import ExpertKey
+from reference.vocab.options import PREFETCHERS, ControlOptions
+
+
+class _Handle(RequestHandle):
+    """Waiting is working: the caller's thread drives the engine."""
+
+    drive: Callable[[Callable[[], bool], float | None], bool]
+
+    def _until(self, true: Callable[[], bool], timeout_s: float | None) -> bool:
+        return self.drive(true, timeout_s)
+
+
+class ReferenceEngine:
+    """One checkpoint, one budget, one virtual clock. Use it as a context manager.
+
+    memory     bytes for routed experts: a size ("4GiB"), a share of them ("40%"), "auto", or an int
+    scheduler, cache, readiness, fetch_order, chunk, max_running, ...: as in ControlOptions
+    kv_tokens  KV capacity in tokens; 0 takes max_running requests of the model's length, at most
+               4096 tokens each
+    costs      how long things take in virtual time
+    log        file for the event log; keep_log also keeps it in memory (`records`)
+    dtype      np.float32, or np.float64 for the oracle
+
+    Thread-safe. Errors: BudgetTooSmall, BadInput, Unsupported, before anything is read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Checkpoint,
+        *,
+        memory: str | int = "100%",
+        scheduler: str = "interleaved",
+        cache: str = "per-layer",
+        prefetch: str = "none",
+        readiness: str = "visit",
+        fetch_order: str = "least-progress",
+        chunk: int = 64,
+        max_running: int = 32,
+        max_rows: int = 64,
+        kv_tokens: int = 0,
+        kv_block: int = 64,
+        kv_dtype: str = "f32",
+        retries: int = 2,
+        bulk_slots: int = 0,
+        bulk_every: int = 2,
+        max_lag: int = 0,
+        ignore_eos: bool = False,
+        costs: CostModel | None = None,
+        log: str | Path | None = None,
+        keep_log: bool = False,
+        dtype: type[np.floating] = np.float32,
+    ) -> None:
+        if prefetch not in PREFETCHERS:
+            raise Unsupported("prefetch", repr(prefetch), ", ".join(PREFETCHERS))
+        self.checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path)
+        config = self.config = self.checkpoint.config
+        keys = [ExpertKey(layer, e) for layer in config.moe_layers for e in range(config.experts)]
+        slot = slot_size(self.checkpoint.expert(*key) for key in keys)
+        self.budget = expert_budget(memory, len(keys), slot)
+        longest = min(config.max_position, 4096)
+        if kv_tokens and kv_tokens < kv_block:
+            raise BadInput(f"kv_tokens: {kv_tokens}; at least one block of {kv_block} expected")
+        self.options = ControlOptions(
+            layers=config.moe_layers,
+            experts=config.experts,
+            top_k=config.top_k,
+            slots=slots_for(self.budget, len(keys), slot, config.top_k),
+            chunk=chunk,
+            grouping=scheduler,  # type: ignore[arg-type]
+            readiness=readiness,  # type: ignore[arg-type]
+            fetch_order=fetch_order,  # type: ignore[arg-type]
+            eviction=cache,  # type: ignore[arg-type]
+            bulk_slots=bulk_slots,
+            bulk_every=bulk_every,
+            max_lag=max_lag,
+            max_running=max_running,
+            max_rows=max(max_rows, chunk),
+            kv_tokens=kv_tokens or max_running * -(-longest // kv_block) * kv_block,
+            kv_block=kv_block,
+            retries=retries,
+        )
+        control = Scheduler(self.options)
+        model = Model(self.checkpoint, dtype, kv_block, kv_dtype)  # type: ignore[arg-type]
+        eos = frozenset() if ignore_eos else frozenset(config.eos)
+        self.executor = NumpyExecutor(model, self.options.slots, chunk, eos, lambda: self.loop.now)
+        expert_bytes = self.checkpoint.expert_bytes() if keys else 0
+        head = head_of(
+            self.options,
+            engine="reference",
+            model={"family": config.family, "layers": len(config.layers), "hidden": config.hidden},
+            versions={"python": sys.version.split()[0], "numpy": np.__version__},
+            expert_bytes=expert_bytes,
+            budget_bytes=self.budget,
+            slot_bytes=slot,
+        )
+        self._log = LogWriter(log, head, lambda: self.loop.now, keep=keep_log)
+        self.loop = VirtualLoop(control, self.executor, expert_bytes, costs, self._log)
+        self._next = 0
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: str | Path, **options: Any) -> ReferenceEngine:
+        """Open a checkpoint directory; options as the class says."""
+        return cls(path, **options)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The event log so far, head first (with keep_log)."""
+        return [self._log.head, *self._log.records]
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Virtual seconds, computing and transferring; loads, bytes, steps, and the bound."""
+        t = self.loop.totals
+        return {
+            "seconds": t.seconds, "compute_s": t.compute_s, "channel_s": t.channel_s,
+            "bound_s": t.bound_s, "loads": t.loads, "bytes": t.bytes, "steps": t.steps,
+            "virtual": True,
+        }  # fmt: skip
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        want_logits: bool = False,
+        on_logits: Callable[[int, np.ndarray], None] | None = None,
+    ) -> RequestHandle:
+        """Let a request of token ids arrive, at its arrival_s or now, whichever is later.
+
+        Raises BadInput for ids out of range, for a text prompt and without max_new_tokens.
+        """
+        check_ids(request, self.config.vocab)
+        if isinstance(request.prompt, str) or not request.prompt:
+            raise BadInput(f"request '{request.id}': prompt: token ids expected, at least one")
+        if request.max_new_tokens is None:
+            raise BadInput(f"request '{request.id}': max_new_tokens: not given")
+        with self._lock:
+            if self._closed:
+                raise BadInput("the engine is closed")
+            number, self._next = self._next, self._next + 1
+            at = max(request.arrival_s, self.loop.now)
+            handle = _Handle(request, number, at, self.cancel, want_logits, on_logits)
+            handle.drive = self._drive
+            self.executor.submitted(handle)
+            arrived = Arrived(number, len(request.prompt), request.max_new_tokens)
+            self.loop.at(at, lambda: [arrived])
+            return handle
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request at the present moment of virtual time."""
+        with self._lock:
+            self.loop.at(self.loop.now, lambda: [Cancelled(number)])
+
+    def drain(self) -> None:
+        """Refuse what waits; what runs goes on."""
+        with self._lock:
+            self.loop.at(self.loop.now, lambda: [Drain()])
+
+    def _drive(self, true: Callable[[], bool], timeout_s: float | None) -> bool:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not true():
+            with self._lock:
+                if not true() and not self.loop.tick():
+                    raise AssertionError("the engine came to rest before the request ended")
+            if end is not None and time.monotonic() > end:
+                return true()
+        return True
+
+    def close(self) -> None:
+        """Cancel what has not ended, run until nothing is in flight, end the log."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for number in list(self.executor.handles):
+                self.cancel(number)
+            self.loop.run()
+            self._log.end(self.totals)
+            self._log.close()
+            self.checkpoint.close()
+
+    def __enter__(self) -> ReferenceEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
