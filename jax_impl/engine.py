@@ -1,0 +1,273 @@
+"""JaxEngine: a checkpoint on disk, a byte budget, many requests, each with the bits it has alone.
+
+    with JaxEngine.open("model", memory="4GiB") as engine:
+        handle = engine.submit(Request("a", (1, 2, 3), max_new_tokens=8))
+        for token in handle: ...
+        print(engine.why())
+
+Everything is opened, sized and compiled before the first request; afterwards the memory that is
+held does not grow. loop.py is what happens then.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_impl import compile_cache
+from jax_impl.loop import Loop
+from jax_impl.model import JaxModel
+from jax_impl.options import EngineOptions, bank_rows, control_options, expert_keys, plan_sizes
+from jax_impl.slots import SlotPool
+from jax_impl.totals import why
+from jax_impl.transfer import Transferred, Transfers
+from reference.control import Scheduler
+from reference.files.budget import Sizes, show_size
+from reference.files.checkpoint import Checkpoint
+from reference.files.event_log import LogWriter, head_of
+from reference.files.requests import Request, check_ids
+from reference.handle import RequestHandle
+from reference.vocab.errors import BadInput, CoveyError, Unsupported
+from reference.vocab.events import Cancelled, Drain
+from reference.vocab.options import ControlOptions
+
+OnLogits = Callable[[int, np.ndarray], None]
+
+
+class JaxEngine:
+    """Made by `open`. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        ckpt: Checkpoint,
+        options: EngineOptions,
+        control: ControlOptions,
+        sizes: Sizes,
+        loop: Loop,
+        log: LogWriter,
+    ) -> None:
+        self.options = options
+        self.control = control
+        self.sizes = sizes
+        self.config = ckpt.config
+        self.notes = ckpt.notes
+        self._ckpt, self._loop, self._log = ckpt, loop, log
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: str | Path, memory: str | int = "auto", **options: Any) -> JaxEngine:
+        """Open a checkpoint directory; see `EngineOptions` for the options.
+
+        Raises BadInput, Unsupported or BudgetTooSmall, before anything large is allocated.
+        """
+        told = EngineOptions.of(memory=memory, **options)
+        ckpt = Checkpoint.open(path)
+        sizes, kv_tokens = plan_sizes(ckpt, told)
+        control = control_options(ckpt, told, sizes, kv_tokens)
+        scheduler = Scheduler(control)
+        compile_cache.use(told.compile_cache)
+        told.progress(f"reading {show_size(ckpt.non_expert_bytes)} of resident weights")
+        model = JaxModel(
+            ckpt,
+            rows=bank_rows(told),
+            kv_blocks=kv_tokens // told.kv_block,
+            max_len=min(ckpt.config.max_position, kv_tokens),
+            kv_block=told.kv_block,
+            tile=told.tile,
+            compute=told.compute,
+            kv_dtype=told.kv_dtype,
+        )
+        model.compile(told.progress)
+        pool = SlotPool(sizes.slots, sizes.slot)
+
+        def start_transfers(post: Callable[[Transferred], None]) -> Transfers:
+            return Transfers(
+                pool, lambda key: ckpt.expert(*key), expert_keys(ckpt), post,
+                threads=told.threads, io=told.io, reader=told.reader,
+                deadline_s=told.deadline_s, check=told.check,
+            )  # fmt: skip
+
+        began = monotonic()
+        head = head_of(
+            control,
+            engine="jax",
+            model=describe(ckpt),
+            versions=versions(),
+            expert_bytes=sizes.expert,
+            budget_bytes=sizes.budget,
+            slot_bytes=sizes.slot,
+            compute=told.compute,
+            kv_dtype=told.kv_dtype,
+            tile=told.tile,
+            notes=list(ckpt.notes),
+        )
+        log = LogWriter(
+            told.log, head, lambda: monotonic() - began, keep=told.keep_log, warn=told.progress
+        )
+        eos = frozenset() if told.ignore_eos else frozenset(ckpt.config.eos)
+        rate = told.rate or getattr(told.reader, "bytes_per_s", None)
+        try:
+            loop = Loop(
+                scheduler, model, pool, start_transfers, log, eos, check=told.check, rate=rate
+            )
+            for file in ckpt.files:  # what the threads have opened is what the headers described
+                ckpt.check_unchanged(file)
+        except BaseException:
+            log.close()
+            raise
+        sizes = Sizes(
+            sizes.budget, sizes.slots, sizes.slot, sizes.expert, sizes.experts,
+            model.non_expert_bytes_held, model.kv_bytes, model.bank_bytes,
+            loop.transfers.bounce_bytes,
+        )  # fmt: skip
+        told.progress(
+            f"{sizes.slots} of {sizes.experts} experts fit into {show_size(sizes.budget)}; "
+            f"{show_size(sizes.total)} held in all; reads are {loop.transfers.io}"
+        )
+        loop.begin()
+        return cls(ckpt, told, control, sizes, loop, log)
+
+    # -- requests
+
+    def submit(
+        self, request: Request, *, logits: bool = False, on_logits: OnLogits | None = None
+    ) -> RequestHandle:
+        """Start a request. `logits` keeps the logits of every position in its result;
+        `on_logits(position, row)` is called with each as it comes, on the compute thread.
+
+        Raises BadInput for a request that this model cannot take, CoveyError on a closed engine.
+        """
+        return self.submit_all([request], logits=logits, on_logits=on_logits)[0]
+
+    def submit_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        logits: bool = False,
+        on_logits: OnLogits | None = None,
+    ) -> list[RequestHandle]:
+        """Like `submit`, for requests that arrive at the same moment."""
+        checked = list(requests)
+        for request in checked:
+            self._check(request)
+        now = monotonic()
+
+        def make(first: int) -> list[RequestHandle]:
+            return [
+                RequestHandle(r, first + i, now, self._cancel, logits, on_logits)
+                for i, r in enumerate(checked)
+            ]
+
+        handles = self._loop.submit(make)
+        if handles is None:
+            failure = self._loop.failure
+            raise CoveyError(f"the engine failed: {failure}" if failure else "the engine is closed")
+        return handles
+
+    def _check(self, request: Request) -> None:
+        """ENGINE-8: what can be refused is refused before it is queued."""
+        where = f"request '{request.id}'"
+        if isinstance(request.prompt, str):
+            raise BadInput(f"{where}: the prompt is text; an engine takes token ids")
+        if not request.prompt:
+            raise BadInput(f"{where}: the prompt is empty")
+        if request.max_new_tokens is None or request.max_new_tokens < 0:
+            raise BadInput(f"{where}: max_new_tokens is {request.max_new_tokens}; 0 or more needed")
+        check_ids(request, self.config.vocab)
+        if any(isinstance(stop, str) for stop in request.stop):
+            raise Unsupported(where, "stop text", "stop token ids")
+        size = len(request.prompt) + request.max_new_tokens
+        if size > self.config.max_position:
+            raise BadInput(
+                f"{where}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new "
+                f"ones; the model takes {self.config.max_position} together"
+            )
+
+    def _cancel(self, number: int) -> None:
+        self._loop.post(Cancelled(number))
+
+    def drain(self) -> None:
+        """Finish what runs; refuse what is queued and what comes."""
+        self._loop.post(Drain())
+
+    # -- how it went
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine is dead, if it is: a bug, kept with its traceback."""
+        return self._loop.failure
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The event log from its head on, when `keep_log` was asked for."""
+        return [self._log.head, *self._log.records]
+
+    @property
+    def log_failed(self) -> str:
+        """Why the event log on disk is incomplete, or "" (LOG-5)."""
+        return self._log.failed
+
+    def totals(self) -> dict[str, Any]:
+        """Where the time went up to now; see `jax_impl.totals.Totals.as_dict`."""
+        stats = self._loop.transfers.stats
+        return self._loop.snapshot() | {
+            "overdue_loads": stats.overdue,
+            "io": self._loop.transfers.io,
+            "slots": self.sizes.slots,
+            "slot_bytes": self.sizes.slot,
+            "budget_bytes": self.sizes.budget,
+            "held_bytes": self.sizes.total,
+        }
+
+    def why(self) -> str:
+        """One paragraph on what limited the run so far."""
+        return why(self.totals())
+
+    # -- the end
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Cancel what is open and stop the threads; returns within about `timeout_s` whatever
+        hangs. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._loop.end(timeout_s)
+            self._ckpt.close()
+
+    def __enter__(self) -> JaxEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def describe(ckpt: Checkpoint) -> dict[str, Any]:
+    """The model, for the head of a log."""
+    c = ckpt.config
+    return {
+        "path": str(ckpt.path), "family": c.family, "hidden": c.hidden, "layers": len(c.layers),
+        "vocab": c.vocab, "experts": c.experts, "top_k": c.top_k,
+    }  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What the bits depend on: results are claimed for one machine and one set of these."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("covey", "jax", "jaxlib", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found | {"backend": jax.default_backend()}

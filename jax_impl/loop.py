@@ -1,0 +1,352 @@
+"""The loop: hear what happened, tell the scheduler, ask it, obey, sleep until more happens.
+
+One thread runs it and owns the scheduler, the slots' contents, rows and KV blocks. It never waits
+for a read or for a computation, only for its inbox: fetch threads and the compute thread put their
+completions there, callers their requests. So loads are issued while a step is in flight, which is
+the overlap that all of this is for (ENGINE-5).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax_impl.model import JaxModel
+from jax_impl.slots import SlotPool
+from jax_impl.steps import Outcome, Plan, Resident, Running, execute, prepare
+from jax_impl.totals import Totals
+from jax_impl.transfer import Transferred, Transfers
+from reference.control import Scheduler
+from reference.files.event_log import LogWriter
+from reference.handle import RequestHandle
+from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
+from reference.vocab.events import (
+    Arrived,
+    Cancelled,
+    Computed,
+    Drain,
+    Event,
+    Failed,
+    Loaded,
+    LoadFailed,
+    Routed,
+    Sampled,
+)
+from reference.vocab.ids import ExpertKey
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Requests that arrive together."""
+
+    handles: tuple[RequestHandle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel what is open and end the loop, at the latest at `by` on its clock."""
+
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The compute thread died."""
+
+    error: BaseException
+
+
+Item = Submit | Cancelled | Drain | Stop | Broken | Transferred | Outcome
+
+
+class Loop:
+    """The engine's thread and its compute thread. `post` may be called from any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        model: JaxModel,
+        pool: SlotPool,
+        start_transfers: Callable[[Callable[[Transferred], None]], Transfers],
+        log: LogWriter,
+        eos: frozenset[int],
+        check: bool = False,
+        rate: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        options = scheduler.options
+        self.totals = Totals()
+        self.failure: BaseException | None = None
+        self.transfers = start_transfers(self.post)
+        self._scheduler, self._model, self._pool, self._log = scheduler, model, pool, log
+        self._eos, self._check, self._rate, self._clock = eos, check, rate, clock
+        self._chunk = options.chunk
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._handles: dict[int, RequestHandle] = {}
+        self._running: dict[int, Running] = {}
+        self._residents: dict[int, Resident] = {}
+        self._rows = list(range(model.rows))
+        self._blocks = list(range(options.kv_tokens // options.kv_block))
+        self._kv_block = options.kv_block
+        self._step: Plan | None = None
+        self._stop: Stop | None = None
+        self._lock = threading.Lock()
+        self._next = 0
+        self._threads = (
+            threading.Thread(target=self._run, name="covey-engine", daemon=True),
+            threading.Thread(target=self._compute, name="covey-compute", daemon=True),
+        )
+
+    # -- any thread
+
+    def begin(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, item: Item) -> None:
+        self._inbox.put(item)
+
+    def submit(self, make: Callable[[int], list[RequestHandle]]) -> list[RequestHandle] | None:
+        """Number and post the requests that `make(first number)` gives; None once it has ended."""
+        with self._lock:
+            if self.failure or self._stop:
+                return None
+            handles = make(self._next)
+            self._next += len(handles)
+            self._handles.update((h.number, h) for h in handles)
+            self.post(Submit(tuple(handles)))
+            return handles
+
+    def snapshot(self) -> dict[str, Any]:
+        """The totals up to now."""
+        now = replace(self.totals, blamed=self.totals.blamed.copy(), ended=self.totals.ended.copy())
+        return now.as_dict(self._clock(), self._rate)
+
+    def end(self, timeout_s: float) -> bool:
+        """Cancel what is open and stop. False when something hangs (it is left behind)."""
+        began = self._clock()
+        self.post(Stop(began + timeout_s))
+        self._threads[0].join(timeout_s + 1.0)
+        self._plans.put(None)
+        self._threads[1].join(max(0.1, timeout_s - (self._clock() - began)))
+        back = self.transfers.close(max(0.1, timeout_s - (self._clock() - began)))
+        alive = any(thread.is_alive() for thread in self._threads)
+        if alive:
+            self._fail(TimeoutError("the engine did not stop in time"))
+        return back and not alive
+
+    # -- the compute thread
+
+    def _compute(self) -> None:
+        try:
+            while (plan := self._plans.get()) is not None:
+                outcome = execute(plan, self._model, self._eos)
+                outcome.ended = self._clock()
+                self.post(outcome)
+        except BaseException as error:
+            self.post(Broken(error))
+
+    # -- the engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self._over():
+                for item in self._wait():
+                    self._take(item)
+                for late in self.transfers.expire():
+                    self._take(late)
+                self._obey()
+            if self._scheduler.idle:
+                self._log.end(self.snapshot())
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._fail(None)
+        finally:
+            self._log.close()
+
+    def _over(self) -> bool:
+        stop = self._stop
+        return stop is not None and (self._scheduler.idle or self._clock() >= stop.by)
+
+    def _wait(self) -> list[Item]:
+        """Everything that has happened; sleeps until something has, or something is overdue."""
+        until = [self.transfers.next_deadline(), self._stop and self._stop.by]
+        due = min((t for t in until if t is not None), default=None)
+        timeout = None if due is None else max(0.0, due - self._clock())
+        items: list[Item] = []
+        try:
+            items.append(self._inbox.get(timeout=timeout))
+            while True:
+                items.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return items
+
+    def _fail(self, error: BaseException | None) -> None:
+        """The loop has ended: no request stays without an end (ENGINE-7)."""
+        with self._lock:
+            self.failure = self.failure or error
+            self._stop = self._stop or Stop(0.0)
+            left, self._handles = self._handles, {}
+        text = f"the engine failed: {type(error).__name__}: {error}" if error else None
+        for handle in left.values():
+            handle.end("error" if text else "cancelled", text)
+
+    def _tell(self, event: Event, **extra: Any) -> None:
+        self._log.event(event, **extra)
+        self._scheduler.handle(event)
+
+    def _take(self, item: Item) -> None:
+        """Turn what happened into events for the scheduler."""
+        match item:
+            case Submit(handles):
+                for h in handles:
+                    self._arrive(h)
+                    if self._stop is not None:
+                        self._tell(Cancelled(h.number))
+            case Transferred():
+                self._transferred(item)
+            case Outcome():
+                self._computed(item)
+            case Cancelled() | Drain():
+                self._tell(item)
+            case Stop():
+                with self._lock:
+                    self._stop = item
+                    open_ = sorted(self._handles)
+                for number in open_:
+                    self._tell(Cancelled(number))
+            case Broken(error):
+                raise error
+
+    def _arrive(self, handle: RequestHandle) -> None:
+        request = handle.request
+        assert request.max_new_tokens is not None
+        size = len(request.prompt)
+        self.totals.request_opened(self._clock(), size)
+        self._tell(Arrived(handle.number, size, request.max_new_tokens), id=request.id)
+
+    def _transferred(self, done: Transferred) -> None:
+        ok = done.error is None
+        if done.drained:
+            self.totals.load_ended(self._clock(), done.key, done.nbytes, ok)
+        if not ok:
+            assert done.error is not None
+            self._tell(LoadFailed(done.ticket, done.error, done.drained))
+            return
+        # What a late load brings is kept out of use by the scheduler, not here (CACHE-9).
+        self._residents[done.slot] = Resident(done.key, done.handle, done.sum)
+        extra: dict[str, Any] = {} if done.sum is None else {"sum": done.sum}
+        self._tell(Loaded(done.ticket), seconds=round(done.seconds, 6), **extra)
+
+    def _computed(self, outcome: Outcome) -> None:
+        plan, self._step = self._step, None
+        assert plan is not None and plan.step == outcome.step
+        self.totals.step_ended(outcome.ended or self._clock(), plan.visits)
+        if outcome.error:
+            self._tell(Failed(outcome.step, outcome.error, outcome.failed))
+        else:
+            self._tell(Computed(outcome.step))
+        for member in plan.members:
+            running = member.running
+            running.topk = outcome.routed.get(running.number)
+            if running.topk is None:
+                self._rows += running.rows
+                running.rows = []
+        for event in outcome.events:
+            if isinstance(event, Sampled) and event.token is not None:
+                self._sampled(event.request, event.token)
+            elif isinstance(event, Routed):
+                layer = event.visit.layer
+                named = {ExpertKey(layer, e) for row in event.experts for e in row}
+                self.totals.routed(named, {r.key for r in self._residents.values()})
+            self._tell(event)
+
+    def _sampled(self, number: int, token: int) -> None:
+        running = self._running[number]
+        running.tokens.append(token)
+        running.handle.put_token(token, self._clock())
+        self.totals.tokens += 1
+
+    def _obey(self) -> None:
+        """Ask once, do what is said, in order."""
+        lanes = self.transfers.idle, int(self._step is None)
+        self._log.ask(*lanes)
+        for action in self._scheduler.next_actions(*lanes):
+            match action:
+                case Load(ticket, key, slot):
+                    self._log.action(action, bytes=self.transfers.bytes_of(key))
+                    self._residents.pop(slot, None)
+                    self.totals.load_started(self._clock())
+                    self.transfers.start(ticket, key, slot)
+                case Compute():
+                    self._start(action)
+                case Admit(number):
+                    self._log.action(action)
+                    self._admit(self._handles[number])
+                case Finish() | Reject():
+                    self._log.action(action)
+                    self._ended(action)
+
+    def _start(self, action: Compute) -> None:
+        now = self._clock()
+        wrong, sums = self._verify(action)
+        self._log.action(action, **({"sum": sums} if sums else {}))
+        self._step = prepare(action, self._running, self._residents, self._chunk, self._take_rows)
+        self.totals.step_started(now)
+        if wrong:
+            self.post(Outcome(action.step, wrong))
+        else:
+            self._plans.put(self._step)
+
+    def _verify(self, action: Compute) -> tuple[str, list[int]]:
+        """With `check`: do the slots still hold what was read into them? (S9, XFER-10)"""
+        wrong, sums = "", []
+        for expert, slot in action.slots if self._check else ():
+            key = ExpertKey(action.layer, expert)
+            sums.append(self._pool.checksum(slot, self.transfers.places(key)))
+            if sums[-1] != self._residents[slot].sum:
+                wrong = f"expert {expert} of layer {action.layer}: its bytes in memory changed"
+        return wrong, sums
+
+    def _take_rows(self, n: int) -> list[int]:
+        assert n <= len(self._rows), "more rows in flight than the bank holds"
+        taken, self._rows = self._rows[-n:], self._rows[:-n]
+        return taken
+
+    def _admit(self, handle: RequestHandle) -> None:
+        request = handle.request
+        size = len(request.prompt) + (request.max_new_tokens or 0)
+        n = -(-size // self._kv_block)
+        assert n <= len(self._blocks), "KV blocks were promised that there are not"
+        blocks, self._blocks = self._blocks[-n:], self._blocks[:-n]
+        tokens = [int(t) for t in request.prompt]
+        self._running[handle.number] = Running(handle.number, handle, tokens, blocks)
+
+    def _ended(self, action: Finish | Reject) -> None:
+        running = self._running.pop(action.request, None)
+        if running is not None:
+            self._rows += running.rows
+            self._blocks += running.blocks
+        with self._lock:
+            handle = self._handles.pop(action.request)
+        if isinstance(action, Reject):
+            reason, error = "rejected", action.reason
+        else:
+            reason, error = action.reason, action.error
+        self.totals.request_ended(self._clock(), reason)
+        handle.end(reason, error)
+
+    def idle(self) -> dict[str, bool]:
+        """What is back in its place once nothing runs; for leak checks, after `end`."""
+        return {
+            "rows": sorted(self._rows) == list(range(self._model.rows)),
+            "blocks": len(set(self._blocks)) == len(self._blocks) and not self._running,
+            "handles": not self._handles,
+            "step": self._step is None,
+        }

@@ -1,0 +1,177 @@
+"""What an engine can be told, and the sizes that follow from it for one checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jax_impl.model import KV_DTYPES, Compute, KvDtype, kv_block_bytes
+from jax_impl.readers import Reader
+from jax_impl.spans import Io
+from reference.files.budget import (
+    Sizes,
+    expert_budget,
+    kv_capacity,
+    parse_size,
+    slot_size,
+    slots_for,
+)
+from reference.files.checkpoint import Checkpoint
+from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.ids import ExpertKey
+from reference.vocab.options import PREFETCHERS, ControlOptions
+
+MAX_LEN_ASSUMED = 4096
+"""Tokens of a request for which KV space is planned, where the caller does not say."""
+
+
+def silent(text: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Every option of `Engine.open`, with its default.
+
+    memory        bytes for routed experts: a size, "40%" of them all, "auto", or an int
+    scheduler     interleaved | lockstep | lockstep-blocking       cache    per-layer | global
+    prefetch      none                                             readiness  visit | expert
+    fetch_order   least-progress | first-come | fewest-missing     compute  f32 | bf16
+    chunk         prompt tokens a visit
+    max_running   requests running at a time;  max_rows  token rows a step
+    kv_memory     most bytes for K and V together, where kv_tokens does not say
+    kv_tokens     KV capacity in tokens over all running requests; 0 plans for max_running
+                  requests of the model's length, at most 4096 tokens each, within kv_memory
+    kv_block, kv_dtype   tokens a KV block; what K and V are rounded to
+    tile          rows a device call
+    threads       loads at a time          io       auto | direct | buffered
+    deadline_s    when a load is overdue   retries  further attempts after a failed load
+    bulk_slots, bulk_every, max_lag        as in ControlOptions
+    ignore_eos    go on to max_new_tokens whatever is sampled
+    check         checksum of every expert at load, verified at every use
+    log           file for the event log; keep_log also keeps it in memory (`engine.records`)
+    progress      called with one line at a time while the engine is opened
+    compile_cache directory for compiled code, "auto" for the user's cache, None for none
+    reader        where bytes come from (tests, throttling); rate: its bytes/s, if it has one
+    """
+
+    memory: str | int = "auto"
+    scheduler: str = "interleaved"
+    cache: str = "per-layer"
+    prefetch: str = "none"
+    readiness: str = "visit"
+    fetch_order: str = "least-progress"
+    compute: Compute = "f32"
+    chunk: int = 64
+    max_running: int = 32
+    max_rows: int = 64
+    kv_memory: str | int = "1GiB"
+    kv_tokens: int = 0
+    kv_block: int = 64
+    kv_dtype: KvDtype = "f32"
+    tile: int = 8
+    threads: int = 4
+    io: Io = "auto"
+    deadline_s: float = 60.0
+    retries: int = 2
+    bulk_slots: int = 0
+    bulk_every: int = 2
+    max_lag: int = 0
+    ignore_eos: bool = False
+    check: bool = False
+    log: str | Path | None = None
+    keep_log: bool = False
+    progress: Callable[[str], None] = silent
+    compile_cache: str | Path | None = "auto"
+    reader: Reader | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("prefetch", PREFETCHERS),
+            ("io", ("auto", "direct", "buffered")),
+            ("compute", ("f32", "bf16")),
+            ("kv_dtype", tuple(KV_DTYPES)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise Unsupported(name, repr(getattr(self, name)), ", ".join(allowed))
+        for name in ("chunk", "max_running", "max_rows", "kv_block", "tile", "threads"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
+        if not 0 < self.deadline_s < math.inf:
+            raise BadInput(f"deadline_s: {self.deadline_s}; a positive number expected")
+
+    @classmethod
+    def of(cls, **given: Any) -> EngineOptions:
+        """Options by name. Raises BadInput for a name that there is not."""
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise BadInput(f"no option {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        return cls(**given)
+
+
+def expert_keys(ckpt: Checkpoint) -> list[ExpertKey]:
+    """Every routed expert of the model."""
+    config = ckpt.config
+    return [ExpertKey(layer, e) for layer in config.moe_layers for e in range(config.experts)]
+
+
+def plan_sizes(ckpt: Checkpoint, options: EngineOptions) -> tuple[Sizes, int]:
+    """(what a run of this checkpoint takes, its KV capacity in tokens); headers only.
+
+    `resident`, `kv` and `rows` are estimates for "auto"; the model's own figures replace them.
+    Raises BudgetTooSmall naming the least budget (ENGINE-3), BadInput for a bad size.
+    """
+    config = ckpt.config
+    keys = expert_keys(ckpt)
+    slot = slot_size(ckpt.expert(*key) for key in keys)
+    block = kv_block_bytes(config, options.kv_block, options.kv_dtype)
+    kv_tokens = options.kv_tokens // options.kv_block * options.kv_block
+    if options.kv_tokens and not kv_tokens:
+        raise BadInput(f"kv_tokens: {options.kv_tokens}; at least one block of {options.kv_block}")
+    if not kv_tokens:
+        longest = min(config.max_position, MAX_LEN_ASSUMED)
+        limit = parse_size(options.kv_memory)
+        kv_tokens = kv_capacity(block, options.kv_block, options.max_running, longest, limit)
+    kv = (kv_tokens // options.kv_block + 1) * block
+    rows = bank_rows(options) * config.hidden * 4 * (2 + config.top_k)
+    widened = 1 if all(ckpt.tensor(r).dtype == "F32" for r in ckpt.roles) else 2
+    held = ckpt.non_expert_bytes * widened
+    budget = expert_budget(options.memory, len(keys), slot, held + kv + rows)
+    slots = slots_for(budget, len(keys), slot, config.top_k)
+    sizes = Sizes(budget, slots, slot, ckpt.expert_bytes(), len(keys), held, kv, rows)
+    return sizes, kv_tokens
+
+
+def bank_rows(options: EngineOptions) -> int:
+    """Token rows that can be in flight: one chunk of every running request."""
+    return options.max_running * options.chunk
+
+
+def control_options(
+    ckpt: Checkpoint, options: EngineOptions, sizes: Sizes, kv_tokens: int
+) -> ControlOptions:
+    """The scheduler's share of the options."""
+    config = ckpt.config
+    return ControlOptions(
+        layers=config.moe_layers,
+        experts=config.experts,
+        top_k=config.top_k,
+        slots=sizes.slots,
+        chunk=options.chunk,
+        grouping=options.scheduler,  # type: ignore[arg-type]
+        readiness=options.readiness,  # type: ignore[arg-type]
+        fetch_order=options.fetch_order,  # type: ignore[arg-type]
+        eviction=options.cache,  # type: ignore[arg-type]
+        bulk_slots=options.bulk_slots,
+        bulk_every=options.bulk_every,
+        max_lag=options.max_lag,
+        max_running=options.max_running,
+        max_rows=max(options.max_rows, options.chunk),
+        kv_tokens=kv_tokens,
+        kv_block=options.kv_block,
+        retries=options.retries,
+    )

@@ -1,0 +1,229 @@
+"""A step: what the scheduler asked to compute, made ready for the model, run, and told.
+
+`prepare` belongs to the engine thread, which owns rows, KV blocks and slots; `execute` belongs to
+the compute thread, which owns the model. Only plain data passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from jax_impl.model import ExpertTask, JaxModel, StageOut
+from reference.handle import RequestHandle
+from reference.sampling import sample
+from reference.vocab.actions import Compute
+from reference.vocab.errors import CoveyError
+from reference.vocab.events import Event, Routed, Sampled
+from reference.vocab.ids import ENTRY, ExpertKey, Visit
+
+
+@dataclass(slots=True)
+class Running:
+    """A running request: its text so far and what it holds of the model's memory.
+
+    tokens   prompt and generated tokens       blocks   KV blocks, in order of position
+    rows     bank rows of the chunk in work    topk     [rows, K] experts of the visit in work
+    """
+
+    number: int
+    handle: RequestHandle
+    tokens: list[int]
+    blocks: list[int]
+    rows: list[int] = field(default_factory=list)
+    topk: np.ndarray | None = None
+
+    def span(self, chunk: int, size: int) -> tuple[int, int]:
+        """Positions [start, end) of a chunk, for prompt chunks of `size` tokens."""
+        prompt = len(self.handle.request.prompt)
+        chunks = -(-prompt // size)
+        if chunk < chunks:
+            return chunk * size, min((chunk + 1) * size, prompt)
+        start = prompt + chunk - chunks
+        return start, start + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What a slot holds: the arrays over it, and the checksum taken when it was read (or None)."""
+
+    key: ExpertKey
+    handle: tuple[jax.Array, ...]
+    sum: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One part that ends its visit with this step: rows [first, first + n) of the model's call."""
+
+    running: Running
+    visit: Visit
+    first: int
+    n: int
+    start: int
+    final: bool
+    """The chunk ends the text so far: its last row is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `execute` needs, in the form in which the model takes it."""
+
+    step: int
+    layer: int
+    members: tuple[Member, ...]
+    tasks: tuple[ExpertTask, ...]
+    rows: list[int]
+    tokens: list[int]
+    positions: list[int]
+    tables: list[Sequence[int]]
+    want: list[bool]
+    visits: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step led to. `error` with no `failed` means that the whole step failed."""
+
+    step: int
+    error: str = ""
+    failed: tuple[int, ...] = ()
+    events: list[Event] = field(default_factory=list)
+    routed: dict[int, np.ndarray] = field(default_factory=dict)
+    ended: float = 0.0
+
+
+class WrongExpert(AssertionError):
+    """A step was to read a slot that holds something else (S9)."""
+
+
+def tasks_of(
+    action: Compute, texts: Mapping[int, Running], residents: Mapping[int, Resident]
+) -> tuple[ExpertTask, ...]:
+    """For each expert of the step the rows that chose it, and as which of their K choices.
+
+    Raises WrongExpert when a slot does not hold the expert that it is listed for.
+    """
+    tasks = []
+    for expert, slot in action.slots:
+        held = residents.get(slot)
+        if held is None or held.key != (action.layer, expert):
+            raise WrongExpert(f"step {action.step}: slot {slot} is not expert {expert}: {held}")
+        rows: list[int] = []
+        ranks: list[int] = []
+        for visit, experts, _ in action.parts:
+            if expert not in experts:
+                continue
+            running = texts[visit.request]
+            assert running.topk is not None
+            for i, rank in zip(*np.nonzero(running.topk == expert), strict=True):
+                rows.append(running.rows[i])
+                ranks.append(int(rank))
+        tasks.append(ExpertTask(held.handle, rows, ranks))
+    return tuple(tasks)
+
+
+def prepare(
+    action: Compute,
+    texts: Mapping[int, Running],
+    residents: Mapping[int, Resident],
+    chunk: int,
+    take_rows: Callable[[int], list[int]],
+) -> Plan:
+    """Turn the action into calls. At ENTRY the chunk's rows are taken from the bank."""
+    members: list[Member] = []
+    rows: list[int] = []
+    tokens: list[int] = []
+    positions: list[int] = []
+    tables: list[Sequence[int]] = []
+    want: list[bool] = []
+    for visit, _, last in action.parts:
+        running = texts[visit.request]
+        start, end = running.span(visit.chunk, chunk)
+        if action.layer == ENTRY:
+            running.rows, running.topk = take_rows(end - start), None
+        if not last:
+            continue
+        final = end == len(running.tokens)
+        members.append(Member(running, visit, len(rows), end - start, start, final))
+        rows += running.rows
+        tokens += running.tokens[start:end]
+        positions += range(start, end)
+        tables += [running.blocks] * (end - start)
+        want += [running.handle.want_logits] * (end - start)
+        want[-1] = want[-1] or (final and running.handle.request.max_new_tokens != 0)
+    tasks = tasks_of(action, texts, residents)
+    return Plan(
+        action.step, action.layer, tuple(members), tasks, rows, tokens, positions, tables, want,
+        len(action.parts),
+    )  # fmt: skip
+
+
+def execute(plan: Plan, model: JaxModel, eos: frozenset[int]) -> Outcome:
+    """Run the step. When this returns, nothing reads its slots any more (SCHED-9).
+
+    A failure of one request (a NaN in its router or in its logits) is told as its own; any other
+    exception fails the step.
+    """
+    outcome = Outcome(plan.step)
+    try:
+        if plan.layer == ENTRY:
+            out = model.enter(plan.rows, plan.tokens, plan.positions, plan.tables, plan.want).get()
+        else:
+            model.experts(plan.layer, plan.tasks)
+            if not plan.members:
+                model.wait()
+                return outcome
+            out = model.advance(plan.layer, plan.rows, plan.positions, plan.tables, plan.want).get()
+        for member in plan.members:
+            _tell(member, out, outcome, eos)
+    except Exception as error:
+        return Outcome(plan.step, one_line(error))
+    return outcome
+
+
+def one_line(error: Exception) -> str:
+    """An expected failure's own words; anything else with the name of its kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CoveyError) else f"{type(error).__name__}: {text}"
+
+
+def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) -> None:
+    """The event that a part's end gives rise to, if any (see reference.vocab.events)."""
+    number = member.visit.request
+    span = slice(member.first, member.first + member.n)
+    try:
+        if out.layer is not None:
+            if out.bad[span].any():
+                raise CoveyError(f"NaN in the router's scores at layer {out.layer}")
+            topk = out.topk[span]
+            outcome.routed[number] = topk
+            visit = Visit(number, member.visit.chunk, out.layer)
+            outcome.events.append(Routed(visit, tuple(map(tuple, topk.tolist()))))
+            return
+        handle = member.running.handle
+        if handle.want_logits:
+            for i in range(member.n):
+                handle.put_logits(member.start + i, out.logits[member.first + i])
+        if not member.final:
+            return
+        request = handle.request
+        if request.max_new_tokens == 0:
+            outcome.events.append(Sampled(number, None, True))
+            return
+        token = sample(
+            out.logits[member.first + member.n - 1],
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=request.seed,
+            position=member.start + member.n,
+        )
+        outcome.events.append(Sampled(number, token, token in eos or token in request.stop))
+    except Exception as error:
+        # One request's trouble, also an error in the caller's own `on_logits`: the rest goes on.
+        outcome.failed += (number,)
+        outcome.error = outcome.error or one_line(error)
