@@ -41,11 +41,12 @@ ARROWS = (
     Arrow("reference", ("reference",), ("numpy",)),
     # Fast numerics share nothing with the readable ones: else comparing them proves nothing.
     Arrow("jax_impl", ("reference.vocab", "reference.control", "reference.files",
-                       "reference.sampling", "jax_impl"),
+                       "reference.sampling", "reference.handle", "jax_impl"),
           ("numpy", "jax", "jaxlib", "ml_dtypes")),
     # The command ties everything together; tokenizers only where text is wanted.
     Arrow("jax_impl.app", ("reference.vocab", "reference.control", "reference.files",
-                           "reference.sampling", "reference.engine", "jax_impl", "oracle"),
+                           "reference.sampling", "reference.handle", "reference.engine",
+                           "jax_impl", "oracle"),
           ("numpy", "jax", "tokenizers", "jinja2")),
     # The judge of control shares nothing with it.
     Arrow("oracle.checkers", ("reference.vocab", "reference.files", "oracle.checkers"), ("numpy",)),
