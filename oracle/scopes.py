@@ -60,6 +60,26 @@ class Scope:
         """The stage whose visit ends at the LM head."""
         return len(self.options.layers) - 1
 
+    @cached_property
+    def interleaved(self) -> bool:
+        """No barrier."""
+        return self.options.grouping == "interleaved"
+
+    @cached_property
+    def blocking(self) -> bool:
+        """Fetching and computing exclude one another."""
+        return self.options.grouping == "lockstep-blocking"
+
+    @cached_property
+    def by_task(self) -> bool:
+        """A visit may run in parts, whatever its chunk."""
+        return not self.interleaved or self.options.readiness == "expert"
+
+    @cached_property
+    def lag_bound(self) -> int:
+        """max_lag, or four tokens' worth of visits."""
+        return self.options.max_lag or 4 * (len(self.options.layers) + 1)
+
     def prompt_chunks(self, prompt_len: int) -> int:
         """Chunks of a prompt."""
         return -(-prompt_len // self.options.chunk)
@@ -86,9 +106,37 @@ def _scope(name: str, why: str, shape: tuple[int, int, int, int], requests, **re
     return Scope(name, why, options, tuple(requests), **fields)
 
 
+_PAIR = [(1, 1), (1, 1)]
+_TWO = [(1, 2), (1, 1)]
+
 SCOPES: dict[str, Scope] = {
     s.name: s
     for s in (
-        _scope("first", "two requests, one token each", (2, 3, 2, 2), [(1, 1), (1, 1)]),
+        # k = 1
+        _scope(
+            "thrash-k1", "one slot for two requests: a load must be used before it goes",
+            (2, 2, 1, 1), [(1, 2), (1, 2)],
+        ),
+        _scope(
+            "faults-k1", "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, "
+            "one gives up", (2, 3, 1, 2), [(1, 2), (1, 2), (1, 2)],
+            load_faults=1, undrained=True, cancels=1, suite="long",
+        ),
+        # k = 2: k, k + 1 and k + 2 slots
+        _scope("visit-k2-s2", "claims with no slot to spare", (2, 3, 2, 2), _TWO),
+        _scope("visit-k2-s3", "claims with one slot to spare", (2, 3, 2, 3), _TWO),
+        _scope("visit-k2-s4", "claims with two slots to spare", (2, 4, 2, 4), _TWO),
+        _scope("expert-k2-s2", "tasks", (2, 3, 2, 2), _TWO, readiness="expert"),
+        _scope("expert-k2-s3", "tasks", (2, 3, 2, 3), _TWO, readiness="expert"),
+        _scope("lockstep-k2-s3", "tasks", (2, 3, 2, 3), _TWO, grouping="lockstep"),
+        _scope("blocking-k2-s2", "tasks", (2, 3, 2, 2), _TWO, grouping="lockstep-blocking"),
+        _scope(
+            "bulk-k2-s3", "a prompt that needs more experts than there are slots, beside decoding",
+            (2, 4, 2, 3), [(3, 1), (1, 2)],
+        ),
+        _scope(
+            "arrivals-k1", "requests come while others run", (2, 2, 1, 2), [(1, 2), (1, 1), (1, 1)],
+            initial=1,
+        ),
     )
-}
+}  # fmt: skip

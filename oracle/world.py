@@ -19,8 +19,9 @@ from reference.vocab.ids import ENTRY, Visit
 
 FREE, LOADING, READY, QUARANTINED = 0, 1, 2, 3
 QUEUED, WAITING, RUNNING, OWED, ENDED = 0, 1, 2, 3, 4
-NUMBER, PROMPT, NEW, PHASE, CHUNK, STAGE, NEED, PART, LAST, TOKENS, WHY = range(11)
-"""PART: experts in the running step. LAST: the visit ends with it. WHY: bits of the reasons."""
+NUMBER, PROMPT, NEW, PHASE, CHUNK, STAGE, NEED, PART, LAST, TOKENS, WHY, MADE = range(12)
+"""PART: experts in the running step. LAST: the visit ends with it. WHY: bits of the
+reasons to end. MADE: visits of one row ended (bounds the request's lead)."""
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 4, 8
 REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERROR}
 
@@ -52,7 +53,7 @@ class World:
     """One state of the environment; `copy` is cheap and `key` canonical."""
 
     __slots__ = (
-        "arrived", "cancels", "code", "draining", "drains", "fails", "live", "load_faults",
+        "arrived", "cancels", "code", "draining", "drains", "fails", "farthest", "live", "load_faults",
         "newest_step", "newest_ticket", "scope", "state", "step", "step_faults", "ticket",
     )  # fmt: skip
 
@@ -73,6 +74,8 @@ class World:
         self.drains = scope.drains
         self.draining = False
         self.newest_ticket = self.newest_step = 0
+        self.farthest = 0
+        """The greatest MADE so far; it only excuses, so it is not part of the key."""
 
     def copy(self) -> World:
         new = World.__new__(World)
@@ -91,6 +94,7 @@ class World:
         new.draining = self.draining
         new.newest_ticket = self.newest_ticket
         new.newest_step = self.newest_step
+        new.farthest = self.farthest
         return new
 
     def key(self, named: bool) -> tuple:
@@ -224,7 +228,7 @@ class World:
 
     def _arrived(self, e: ev.Arrived) -> None:
         self.arrived += 1
-        new = [e.request, e.prompt_len, e.max_new_tokens, QUEUED, 0, -1, 0, 0, 0, 0, 0]
+        new = [e.request, e.prompt_len, e.max_new_tokens, QUEUED, 0, -1, 0, 0, 0, 0, 0, 0]
         self.live.append(new)
 
     def _loaded(self, e: ev.Loaded) -> None:
@@ -268,10 +272,14 @@ class World:
                 r[WHY] |= ERROR
             elif not r[LAST]:
                 r[PHASE] = WAITING
-            elif self._owes(r):
-                r[PHASE] = OWED
             else:
-                self._open(r)
+                if self.scope.rows(r[CHUNK], r[PROMPT]) == 1:
+                    r[MADE] += 1
+                    self.farthest = max(self.farthest, r[MADE])
+                if self._owes(r):
+                    r[PHASE] = OWED
+                else:
+                    self._open(r)
             r[LAST] = 0
 
     def _open(self, r: list[int]) -> None:
@@ -428,8 +436,94 @@ class World:
     # -- what was left undone (L3) ---------------------------------------------------------
 
     def _left_undone(self, channels: int, lanes: int) -> Fault | None:
-        """The rules of L3 in specs/properties.md."""
-        return None
+        """The rules (a) to (e) of L3 in specs/properties.md."""
+        queued = False
+        for r in self.live:
+            phase = r[PHASE]
+            if phase == QUEUED:
+                queued = True
+            if phase == ENDED or (r[WHY] and (phase == QUEUED or phase == WAITING)):
+                return "L3", f"(e) not finished: {r}"
+        if lanes and channels and self.live and not self.moving:
+            return "L3", f"(a) nothing is in flight while these wait: {self.live}"
+        if lanes and self.step is None:
+            for r in self.live:
+                if r[PHASE] == WAITING and self._runnable(r):
+                    return "L3", f"(b) no step was started, this can run: {r}"
+        if channels:
+            for r in self.live:
+                if r[NEED] and (r[PHASE] == WAITING or r[PHASE] == RUNNING) and self._loadable(r):
+                    return "L3", f"(c) a channel is idle, this lacks an expert: {r}"
+        return self._admissible() if queued else None
+
+    def _free_to_go(self, r: list[int]) -> bool:
+        """Neither the lag bound nor a barrier can be what holds this request."""
+        if self.scope.interleaved:
+            return r[MADE] < self.scope.lag_bound
+        running = [x for x in self.live if x[PHASE] != QUEUED]
+        return len({x[STAGE] for x in running}) == 1 and not any(x[PHASE] == OWED for x in running)
+
+    def _room(self) -> bool:
+        """All experts that anybody needs, reads or is being brought fit together."""
+        experts = self.scope.options.experts
+        needs = [0] * (self.scope.last_stage + 1)
+        for r in self.live:
+            needs[r[STAGE]] |= r[NEED]
+        kept = 0
+        for slot, code in enumerate(self.code):
+            state = self.state[slot]
+            reads = self.step is not None and slot in self.step[2]
+            if state == QUARANTINED:
+                kept += 1
+            elif (state == LOADING or reads) and not needs[code // experts] >> code % experts & 1:
+                kept += 1
+        return kept + sum(n.bit_count() for n in needs) <= len(self.code)
+
+    def _here(self, r: list[int]) -> int:
+        """The needed experts that are resident, as a mask."""
+        base, experts, mask = r[STAGE] * self.scope.options.experts, self.scope.options.experts, 0
+        for slot, code in enumerate(self.code):
+            if 0 <= code - base < experts and self.state[slot] == READY:
+                mask |= 1 << code - base
+        return mask & r[NEED]
+
+    def _runnable(self, r: list[int]) -> bool:
+        scope = self.scope
+        if not self._free_to_go(r) or (scope.blocking and LOADING in self.state):
+            return False
+        if not r[NEED]:
+            return True
+        here = self._here(r)
+        if scope.by_task or scope.rows(r[CHUNK], r[PROMPT]) > 1:
+            return here != 0
+        return here == r[NEED] and self._room()
+
+    def _loadable(self, r: list[int]) -> bool:
+        scope = self.scope
+        base = r[STAGE] * scope.options.experts
+        lacks = r[NEED]
+        for code in self.code:
+            if code >= base:
+                lacks &= ~(1 << code - base)
+        if not lacks or r[WHY] or not self._free_to_go(r) or (scope.blocking and self.step):
+            return False
+        if scope.rows(r[CHUNK], r[PROMPT]) > 1:
+            for x in self.live:
+                if x[PHASE] != QUEUED and scope.rows(x[CHUNK], x[PROMPT]) == 1:
+                    return False
+        return self._room()
+
+    def _admissible(self) -> Fault | None:
+        """The first in the queue fits and no lag bound can be in the way."""
+        scope = self.scope
+        running = [r for r in self.live if r[PHASE] != QUEUED]
+        if self.draining or len(running) >= scope.options.max_running:
+            return None
+        if scope.interleaved and self.farthest >= scope.lag_bound:
+            return None
+        first = next(r for r in self.live if r[PHASE] == QUEUED)
+        held = sum(scope.reserved(r[PROMPT], r[NEW]) for r in [*running, first])
+        return ("L3", f"(d) not admitted: {first}") if held <= scope.options.kv_tokens else None
 
 
 HAPPEN = {

@@ -274,8 +274,8 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S11", "a step of 3 rows", option(max_rows=2)),
     ("S11", "KV tokens reserved", option(kv_tokens=7)),
     ("S11", "2 requests run", option(max_running=1)),
-    ("L3", "nothing is in flight", drop(action="Load", ticket=1)),
-    ("L3", "are ready", drop(action="Compute", step=2)),
+    ("L3", "(a)", drop(action="Load", ticket=1)),
+    ("L3", "(b)", drop(action="Compute", step=2)),
     ("L3", "was not finished", insert({"action": "Finish", "request": 1}, ask(1, 1))),
     (
         "L3",

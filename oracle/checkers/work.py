@@ -22,6 +22,8 @@ class _Request:
         self.tokens = 0
         self.chunk = 0
         self.cancelled = False
+        self.made = 0
+        """Visits of one row that it has ended: its progress is never further ahead than that."""
 
 
 class _Board:
@@ -33,11 +35,21 @@ class _Board:
         self.steps: dict[int, Line] = {}
         self.key_of: dict[int, Key] = {}
         self.slot_of: dict[int, int] = {}
-        self.owner: dict[int, int] = {}
         self.loading: set[int] = set()
         self.undrained: set[int] = set()
         self.resident: dict[Key, int] = {}
         self.draining = False
+        self.farthest = 0
+        """The greatest `made` of all requests, ended ones included."""
+
+    @property
+    def lag_bound(self) -> int:
+        """max_lag, or four tokens' worth of visits."""
+        return self.head.max_lag or 4 * (len(self.head.layers) + 1)
+
+    def bulk(self, r: _Request) -> bool:
+        """Its chunk has several rows."""
+        return self.head.rows(r.chunk, r.prompt_len) > 1
 
     def running(self) -> list[_Request]:
         """Admitted and not over."""
@@ -110,6 +122,8 @@ class _Board:
             elif not request.last:
                 request.stage = "ready"
             else:
+                request.made += not self.bulk(request)
+                self.farthest = max(self.farthest, request.made)
                 later = any(layer > request.layer for layer in self.head.layers)
                 final = request.chunk >= self.head.prompt_chunks(request.prompt_len) - 1
                 if later or final:
@@ -145,39 +159,99 @@ class _Board:
 
 
 def check_l3(log: LogView) -> Iterator[Violation]:
-    """L3, the rules (a), (b), (c) of specs/properties.md, judged where an ask's actions end."""
+    """L3, the rules (a) to (e) of specs/properties.md, judged where an ask's actions end."""
     board = _Board(log.head)
     ask: Line | None = None
-    issued: list[Line] = []
+    issued: list[str] = []
     for line in log.lines:
         if line.kind == "action":
-            issued.append(line)
+            issued.append(line.name)
             board.see(line)
             continue
         if ask:
-            for text in _left_undone(board, ask, issued):
+            channels, lanes = ask.record["ask"]
+            for text in _left_undone(board, channels, lanes, issued):
                 yield Violation("L3", ask.number, text)
         ask, issued = (line, []) if line.kind == "ask" else (None, [])
         board.see(line)
     # Actions may be missing after the last ask of a log that was cut off: no verdict there.
 
 
-def _left_undone(board: _Board, ask: Line, issued: list[Line]) -> Iterator[str]:
-    channels, lanes = ask.record["ask"]
-    for number, request in board.requests.items():
-        given_up = request.cancelled and request.stage in ("queued", "ready")
-        if request.stage == "ended" or given_up:
-            yield f"request {number} is at its end and was not finished"
+def _left_undone(board: _Board, channels: int, lanes: int, issued: list[str]) -> Iterator[str]:
     waiting = [n for n, r in board.requests.items() if r.stage != "over"]
     owed = any(r.stage == "owed" for r in board.requests.values())
     moving = board.loading or board.undrained or board.steps or owed
     if waiting and not moving and channels and lanes:
-        yield f"nothing is in flight while requests {waiting} wait"
-    can_run = [
-        n
-        for n, r in board.requests.items()
-        if r.stage == "ready" and r.needs <= board.resident.keys()
-    ]
-    stuck = lanes and not board.steps and not board.loading and not owed
-    if can_run and stuck:
-        yield f"no step runs and no load is under way while requests {can_run} are ready"
+        yield f"(a) nothing is in flight while requests {waiting} wait"
+    if lanes and "Compute" not in issued and not board.steps:
+        runnable = [n for n, r in board.requests.items() if _runnable(board, r)]
+        if runnable:
+            yield f"(b) no step was started, requests {runnable} can run"
+    if channels > issued.count("Load"):
+        loadable = sorted({k for r in board.requests.values() for k in _loadable(board, r)})
+        if loadable:
+            yield f"(c) a channel is idle, experts {loadable} are missing and there is room"
+    late = _admissible(board)
+    if late is not None:
+        yield f"(d) request {late} fits and was not admitted"
+    for number, request in board.requests.items():
+        given_up = request.cancelled and request.stage in ("queued", "ready")
+        if request.stage == "ended" or given_up:
+            yield f"(e) request {number} is at its end and was not finished"
+
+
+def _free_to_go(board: _Board, r: _Request) -> bool:
+    """Neither the lag bound nor a barrier can be what holds this request."""
+    if board.head.grouping == "interleaved":
+        return r.made < board.lag_bound
+    return len({x.layer for x in board.running()}) == 1 and not any(
+        x.stage in ("owed", "ended") for x in board.running()
+    )
+
+
+def _room(board: _Board) -> bool:
+    """All experts that anybody needs, reads or is being brought fit into the slots together."""
+    keys = {k for r in board.running() for k in r.needs}
+    keys |= {board.key_of[t] for t in board.loading}
+    for line in board.steps.values():
+        keys |= {(line.record["layer"], expert) for expert, _ in line.record["slots"]}
+    return len(keys) + len(board.undrained) <= board.head.slots
+
+
+def _runnable(board: _Board, r: _Request) -> bool:
+    head = board.head
+    if r.stage != "ready" or r.cancelled or not _free_to_go(board, r):
+        return False
+    if head.grouping == "lockstep-blocking" and board.loading:
+        return False
+    here = r.needs & board.resident.keys()
+    by_task = head.grouping != "interleaved" or head.readiness == "expert" or board.bulk(r)
+    if not r.needs or by_task:
+        return bool(here) or not r.needs
+    return here == r.needs and _room(board)
+
+
+def _loadable(board: _Board, r: _Request) -> set[Key]:
+    head = board.head
+    if r.stage not in ("ready", "step") or r.cancelled or not _free_to_go(board, r):
+        return set()
+    if head.grouping == "lockstep-blocking" and board.steps:
+        return set()
+    if board.bulk(r) and any(not board.bulk(x) for x in board.running()):
+        return set()
+    lacking = r.needs - board.resident.keys() - {board.key_of[t] for t in board.loading}
+    return lacking if lacking and _room(board) else set()
+
+
+def _admissible(board: _Board) -> int | None:
+    """The first in the queue, when it fits and no lag bound can be in the way."""
+    head, running = board.head, board.running()
+    queued = [(n, r) for n, r in board.requests.items() if r.stage == "queued"]
+    if not queued or board.draining or len(running) >= head.max_running:
+        return None
+    if head.grouping == "interleaved" and board.farthest >= board.lag_bound:
+        return None
+    number, first = queued[0]
+    held = sum(head.reserved(r.prompt_len, r.max_new) for r in running)
+    fits = held + head.reserved(first.prompt_len, first.max_new) <= head.kv_tokens
+    return number if fits and not first.cancelled else None
