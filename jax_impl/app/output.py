@@ -67,10 +67,19 @@ class WholeFile:
 
 
 def write_json(out: WholeFile, document: dict[str, Any]) -> None:
-    """Writes `document` as one JSON text and commits it. NaN and infinities become null."""
+    """Writes `document` as one JSON text and commits it: one line for each member, and for each
+    item of a member that is a list. NaN and infinities become null."""
+
+    def line(value: Any) -> str:
+        return json.dumps(finite(value), allow_nan=False, ensure_ascii=False)
+
+    members = []
+    for name, value in document.items():
+        many = isinstance(value, list) and value
+        text = "[\n" + ",\n".join(map(line, value)) + "\n]" if many else line(value)
+        members.append(f"{line(name)}: {text}")
     try:
-        json.dump(finite(document), out.file, indent=1, allow_nan=False, ensure_ascii=False)
-        out.file.write("\n")
+        out.file.write("{\n" + ",\n".join(members) + "\n}\n")
     except OSError as error:
         raise CoveyError(f"{out.flag}: {out.target}: {error.strerror}") from None
     out.commit()

@@ -1,0 +1,138 @@
+"""The flags that `run`, `score` and `verify` share, and opening the engine that they describe."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from jax_impl.app.text import Text
+from reference.files.requests import Request, check_ids, read_requests
+from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.options import EVICTIONS, PREFETCHERS, READINESS, SCHEDULERS
+
+ENGINES = ("jax", "reference")
+
+NAMES: dict[str, str] = {
+    "memory": "--memory", "scheduler": "--scheduler", "cache": "--cache", "prefetch": "--prefetch",
+    "readiness": "--readiness", "chunk": "--chunk", "max_running": "--max-running",
+    "kv_tokens": "--kv-tokens", "threads": "--threads", "io": "--io", "compute": "--compute",
+}  # fmt: skip
+"""Engine options and the flags that set them; an option not given keeps the engine's default."""
+
+JAX_ONLY = frozenset({"threads", "io", "compute"})
+
+
+def positive(word: str) -> int:
+    """argparse type: an integer of at least 1."""
+    value = int(word)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}; at least 1 expected")
+    return value
+
+
+def count(word: str) -> int:
+    """argparse type: an integer of at least 0."""
+    value = int(word)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value}; at least 0 expected")
+    return value
+
+
+def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
+    """Adds MODEL and the engine's flags; `vary` leaves out those that `verify` varies itself."""
+    parser.add_argument("model", metavar="MODEL", type=Path,
+                        help="folder with config.json and safetensors files")
+    group = parser.add_argument_group("the engine")
+    group.add_argument("--engine", choices=ENGINES, default="jax",
+                       help="jax: fast; reference: NumPy, for reading (default: jax)")
+    group.add_argument("--memory", metavar="SIZE",
+                       help="bytes for routed experts: 4GiB, 512MB, 40%% of them all, or auto")
+    if not vary:
+        group.add_argument("--scheduler", choices=SCHEDULERS,
+                           help="which ready visits run together")
+        group.add_argument("--readiness", choices=READINESS,
+                           help="visit: a visit runs when all its experts are there; "
+                                "expert: each expert's tokens run as soon as it is")
+        group.add_argument("--cache", choices=EVICTIONS, help="scope of the least recently used")
+        group.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens a visit")
+    group.add_argument("--prefetch", choices=PREFETCHERS, help="loads before they are asked for")
+    group.add_argument("--max-running", type=positive, metavar="N", help="requests at a time")
+    group.add_argument("--kv-tokens", type=positive, metavar="N",
+                       help="tokens that the KV cache holds over all running requests")
+    group.add_argument("--threads", type=positive, metavar="N", help="reads at a time (jax)")
+    group.add_argument("--io", choices=("auto", "direct", "buffered"),
+                       help="around the page cache or through it (jax)")
+    group.add_argument("--compute", choices=("f32", "bf16"),
+                       help="precision of matrix products (jax)")
+    group.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that flags set. Raises Unsupported for one that the engine has not."""
+    given = {name: getattr(args, name, None) for name in NAMES}
+    options = {name: value for name, value in given.items() if value is not None}
+    if args.engine == "reference" and (odd := sorted(JAX_ONLY & options.keys())):
+        raise Unsupported(NAMES[odd[0]], "flag with --engine reference", "--engine jax")
+    return options
+
+
+def model_of(args: argparse.Namespace) -> Path:
+    """The folder of MODEL. Raises BadInput, or Unsupported for the built-in model."""
+    model: Path = args.model
+    if str(model) == "demo":
+        raise Unsupported("MODEL", "built-in model 'demo'", "a folder with config.json")
+    if not model.is_dir():
+        raise BadInput(f"{model}: no such folder")
+    return model
+
+
+def open_engine(kind: str, model: Path, options: dict[str, Any]) -> Any:
+    """An engine with the given options; imports it first. Errors as Engine.open has them."""
+    if kind == "reference":
+        from reference.engine import ReferenceEngine
+
+        return ReferenceEngine.open(model, **options)
+    from jax_impl.engine import JaxEngine
+
+    return JaxEngine.open(model, **options)
+
+
+def requests_of(path: Path, model: Path, text: Text, max_new_tokens: int) -> list[Request]:
+    """The requests of a file with prompts as token ids and max_new_tokens settled.
+
+    Raises BadInput for a bad file, an id beyond the vocabulary, a text that cannot be encoded and
+    a request longer than the model takes: all before anything heavy is begun (APP-2).
+    """
+    from dataclasses import replace
+
+    from reference.files.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(model)
+    checkpoint.close()
+    config = checkpoint.config
+    requests = []
+    for request in read_requests(path):
+        if isinstance(request.prompt, str):
+            ids = text.encode(request.prompt, f"request '{request.id}'")
+            if not ids:
+                raise BadInput(f"request '{request.id}': the prompt has no tokens")
+            request = replace(request, prompt=ids)
+        check_ids(request, config.vocab)
+        request = request.resolve(max_new_tokens)
+        total = len(request.prompt) + (request.max_new_tokens or 0)
+        if total > config.max_position:
+            raise BadInput(
+                f"request '{request.id}': {len(request.prompt)} prompt tokens and "
+                f"{request.max_new_tokens} new ones; the model takes {config.max_position} together"
+            )
+        requests.append(request)
+    return requests
+
+
+def totals_of(engine: Any) -> dict[str, Any]:
+    """Where the time went, from an engine that is closed. Raises what the engine died of."""
+    if failure := getattr(engine, "failure", None):
+        raise failure
+    totals: Any = engine.totals
+    return totals() if callable(totals) else totals

@@ -1,0 +1,150 @@
+"""Generate for a file of requests.
+
+All requests go at their own pace under one memory budget. Prints one line a request, then where
+the time went and how far that was from the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from jax_impl.app import engines
+from jax_impl.app.output import Progress, WholeFile, write_json
+from jax_impl.app.stops import Stopper, checked, watching
+from jax_impl.app.text import Text
+from jax_impl.app.waiting import Interrupt, run_all
+from reference.files.requests import Request
+
+SHOWN_MAX = 24
+"""Token ids that a line shows where there is no text."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `covey run`."""
+    engines.arguments(parser)
+    parser.add_argument("--requests", metavar="F", type=Path, required=True,
+                        help="JSON lines {id, prompt, max_new_tokens, arrival_s, temperature, "
+                             "top_p, top_k, seed, stop}, or one document {requests: [...]}")
+    parser.add_argument("--max-new-tokens", type=engines.count, metavar="N", default=32,
+                        help="for requests that do not say (default: 32)")
+    parser.add_argument("--temperature", type=float, metavar="T",
+                        help="for requests that have 0 or do not say (default: greedy)")
+    parser.add_argument("--ignore-eos", action="store_true",
+                        help="go on to max_new_tokens whatever is sampled")
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write results and totals here")
+    parser.add_argument("--log", metavar="EVENTS", type=Path, help="write the event log here")
+    parser.add_argument("--check", action="store_true",
+                        help="judge the event log at the end; with jax also verify a checksum of "
+                             "every expert at every use")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every request ended well, 1 when one failed or the log is faulty (APP-8)."""
+    from jax_impl.app.main import INTERRUPTED
+
+    model = engines.model_of(args)
+    options = engines.options_of(args)
+    progress = Progress(args.quiet)
+    text = Text(model)
+    requests = engines.requests_of(args.requests, model, text, args.max_new_tokens)
+    requests = [warm(request, args.temperature) for request in requests]
+    for request in requests:
+        checked(request.stop, text, f"request '{request.id}'")
+    options |= {"ignore_eos": args.ignore_eos, "log": args.log, "keep_log": args.check}
+    if args.engine == "jax":
+        options |= {"progress": progress.say, "check": args.check}
+    with ExitStack() as stack:
+        out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
+        interrupt = stack.enter_context(Interrupt())
+        with engines.open_engine(args.engine, model, options) as engine:
+            stoppers: dict[str, Stopper] = {}
+            handles = run_all(requests, watching(engine.submit, text, stoppers), progress,
+                              interrupt, virtual=args.engine == "reference")
+            rows = [record(request, handle, stoppers.get(request.id), text)
+                    for request, handle in zip(requests, handles, strict=True)]
+        # Closed: the log has its last record and the totals stand.
+        totals = engines.totals_of(engine)
+        why = explain(args.engine, totals, rows)
+        if out:
+            write_json(out, {"requests": rows, "totals": totals | {"why": why}})
+    for row in rows:
+        print(line_of(row))
+    print(why)
+    status = 1 if any(row["finish_reason"] in ("error", "rejected") for row in rows) else 0
+    if args.check:
+        from jax_impl.app.check import judge
+        from reference.files.event_log import Log
+
+        head, *records = engine.records
+        status = max(status, judge(Log(head, records, complete=True), str(args.log or "log")))
+    return INTERRUPTED if interrupt.noted else status
+
+
+def warm(request: Request, temperature: float | None) -> Request:
+    """The request at the flag's temperature, unless it has one of its own."""
+    from dataclasses import replace
+
+    if temperature is None or request.temperature:
+        return request
+    return replace(request, temperature=temperature)
+
+
+def record(
+    request: Request, handle: Any, stopper: Stopper | None, text: Text
+) -> dict[str, Any]:
+    """What OUT says of one request; `handle` is None for one that never arrived (APP-8)."""
+    if handle is None:
+        return {"id": request.id, "tokens": [], "text": text.decode([]),
+                "finish_reason": "cancelled", "error": None, "ttft_s": None, "tpot_s": None,
+                "token_s": [], "prompt_tokens": len(request.prompt)}
+    result = handle.result()
+    tokens, reason, cut = list(result.tokens), result.finish_reason, None
+    if stopper is not None:
+        stopper.join()
+        if stopper.length is not None:
+            tokens, reason, cut = tokens[: stopper.length], "stop", stopper.cut
+    times = list(result.token_s[: len(tokens)])
+    return {
+        "id": request.id,
+        "tokens": tokens,
+        "text": cut if cut is not None else text.decode(tokens),
+        "finish_reason": reason,
+        "error": None if reason == "stop" else result.error,
+        "ttft_s": result.ttft_s,
+        "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        "token_s": times,
+        "prompt_tokens": len(request.prompt),
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """One line for people about one request."""
+    if row["error"]:
+        said = row["error"]
+    elif row["text"] is not None:
+        said = repr(row["text"])
+    else:
+        tokens = row["tokens"]
+        said = " ".join(map(str, tokens[:SHOWN_MAX])) + (" ..." if len(tokens) > SHOWN_MAX else "")
+    return f"{row['id']}: {row['finish_reason']}, {len(row['tokens'])} tokens: {said}"
+
+
+def explain(engine: str, totals: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Why it was not faster, as text."""
+    if engine == "jax":
+        from jax_impl.totals import why
+
+        return why(totals)
+    tokens = sum(len(row["tokens"]) for row in rows)
+    seconds, bound = totals["seconds"], totals["bound_s"]
+    limit = "fetching" if totals["channel_s"] > totals["compute_s"] else "computing"
+    return (
+        f"{tokens} tokens in {seconds:.6f} s of virtual time: computing {totals['compute_s']:.6f} "
+        f"s, fetching {totals['channel_s']:.6f} s ({totals['loads']} loads, {totals['bytes']} "
+        f"bytes). {limit.capitalize()} was the limit; with perfect overlap it would have taken "
+        f"{bound:.6f} s: {bound / seconds if seconds else 1.0:.0%} of the bound was reached."
+    )
