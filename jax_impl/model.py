@@ -132,6 +132,11 @@ class JaxModel:
             for count in (1, FUSED):
                 self._programs.experts(signature, count, self._out, self._bank.x, progress)
 
+    @property
+    def programs(self) -> int:
+        """Executables so far; after `compile` this number stays (JAX-1)."""
+        return self._programs.count
+
     def enter(
         self,
         rows: Sequence[int],
@@ -170,7 +175,7 @@ class JaxModel:
             if len(now) < FUSED or any(signature_of(h) != signature for h, _ in now[1:]):
                 now = now[:1]
             run = self._programs.experts(signature, len(now), self._out, self._bank.x)
-            # Donated: the old handle is dead once the call returns.
+            # JAX-10: donated, so the old handle is dead once the call returns.
             where = np.stack([w for _, w in now])
             self._out = run(self._out, self._bank.x, where, tuple(h for h, _ in now))
             at += len(now)
@@ -208,7 +213,7 @@ class JaxModel:
             assert at is not None
             run = self._piece(piece, i)
             for tile in at:
-                # Donated: the old handles are dead once the call returns.
+                # JAX-10: donated, so the old handles are dead once the call returns.
                 self._bank, self._keys[i], self._values[i], spoken = run(
                     tile, *self._arguments(piece, i)
                 )
