@@ -46,7 +46,7 @@ ORDERS: dict[str, Callable[[Scheduler, Request], tuple[int, ...]]] = {
 
 
 def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -> None:
-    """Issue up to `channels` loads and claim for visits that need none."""
+    """Issue up to `channels` loads and claim for visits that need none (FETCH-2, FETCH-5)."""
     if s.blocking and s.steps:
         return
     blocked = False
@@ -115,7 +115,7 @@ def _bulk_in_use(s: Scheduler) -> int:
 
 
 def _task(s: Scheduler, r: Request) -> int | None:
-    """The expert to read next for a visit served by tasks: most wanted first, then lowest."""
+    """FETCH-3: what to read next for a visit served by tasks: most wanted first, then lowest."""
     absent = [c for c in r.need if s.absent(c)]
     if not absent:
         return None

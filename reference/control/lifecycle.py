@@ -97,7 +97,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
     number, chunk, layer = e.visit
     r = s.running.get(number)
     if r is None and number <= s.last_number:
-        return  # ended meanwhile
+        return  # ended meanwhile (CANCEL-2)
     stage = -1 if r is None else r.stage + 1
     if (
         r is None
@@ -209,7 +209,7 @@ def sampled(s: Scheduler, e: ev.Sampled) -> None:
     """SCHED-11: one more token, or the end of the text."""
     r = s.running.get(e.request)
     if r is None and e.request <= s.last_number:
-        return  # ended meanwhile
+        return  # ended meanwhile (CANCEL-2)
     if r is None or r.status != AWAITING or r.stage != len(s.options.layers) - 1:
         raise IllegalEvent(f"{e} does not fit the request's state")
     r.sampled += e.token is not None

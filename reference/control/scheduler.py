@@ -146,7 +146,7 @@ class Scheduler:
         return self.options.layers[code // self.experts], code % self.experts
 
     def absent(self, code: int) -> bool:
-        """No transfer has brought, brings or is promised to bring the expert."""
+        """No transfer has brought, brings or is promised to bring the expert (CACHE-2)."""
         return code not in self.cache.where and code not in self.pending
 
     def layer_of(self, stage: int) -> int:

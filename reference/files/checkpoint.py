@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from reference.files import strict_json
-from reference.files.config_json import family_of, model_config
+from reference.files.config_json import family_of, model_config, with_generation
 from reference.files.plan import Plan
 from reference.files.regular import Identity, inside, open_regular, pread_into, read_small, reason
 from reference.files.safetensors_header import TensorRef
 from reference.files.shards import model_directory, read_shards
-from reference.files.strict_json import show
+from reference.files.strict_json import place
 from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, CoveyError
 
@@ -57,6 +57,10 @@ class Checkpoint:
         self._roles = plan.roles
         self._experts = plan.experts
         self._identity = identity
+        self._largest: dict[int, int] = {}
+        for (layer, _), refs in plan.experts.items():
+            size = sum(ref.nbytes for ref in refs)
+            self._largest[layer] = max(size, self._largest.get(layer, 0))
         self._fds: dict[Path, int] = {}
         self._lock = threading.Lock()
 
@@ -68,9 +72,13 @@ class Checkpoint:
         """
         directory = model_directory(Path(path))
         file = inside(directory, "config.json")
-        where = show(str(file))
+        where = place(file)
         raw = strict_json.parse(read_small(file, MAX_CONFIG), where)
         config = model_config(raw, where)
+        if os.path.lexists(directory / "generation_config.json"):
+            file = inside(directory, "generation_config.json")
+            more = strict_json.parse(read_small(file, MAX_CONFIG), place(file))
+            config = with_generation(config, more, place(file))
         headers, tensors = read_shards(directory)
         plan = Plan(directory, config, family_of(raw, where), tensors)
         self = cls(directory, config, plan, {h.file: h.identity for h in headers})
@@ -84,6 +92,11 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """The weight files."""
         return tuple(self._identity)
+
+    @property
+    def pins(self) -> dict[Path, Identity]:
+        """The identity of each weight file when it was opened (FILE-9)."""
+        return dict(self._identity)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -104,12 +117,9 @@ class Checkpoint:
 
     def expert_bytes(self, layer: int | None = None) -> int:
         """Bytes of the largest routed expert, of one layer or of all; 0 for a dense model."""
-        sizes = (
-            sum(ref.nbytes for ref in refs)
-            for key, refs in self._experts.items()
-            if layer is None or key[0] == layer
-        )
-        return max(sizes, default=0)
+        if layer is None:
+            return max(self._largest.values(), default=0)
+        return self._largest.get(layer, 0)
 
     @property
     def experts_bytes(self) -> int:
@@ -138,7 +148,7 @@ class Checkpoint:
         """Fill `buffer` (exactly `ref.nbytes` bytes) with the tensor's bytes. Errors as `read`."""
         if len(buffer) != ref.nbytes:
             raise ValueError(f"a buffer of {len(buffer)} bytes for a tensor of {ref.nbytes}")
-        where = show(str(ref.file))
+        where = place(ref.file)
         fd = self._fd(ref.file)
         try:
             pread_into(fd, buffer, ref.offset, where)
@@ -193,7 +203,7 @@ class Checkpoint:
             same = same and np.array_equal(pieces[0], pieces[1])
         if not same:
             raise BadInput(
-                f"{show(str(copy.file))}: tie_word_embeddings is true, but the output head differs "
+                f"{place(copy.file)}: tie_word_embeddings is true, but the output head differs "
                 "from the embedding; with tie_word_embeddings false both would be used"
             )
 
@@ -222,5 +232,5 @@ class Checkpoint:
 
 def _changed(file: Path) -> BadInput:
     return BadInput(
-        f"{show(str(file))}: was replaced, changed or removed while in use; open the model again"
+        f"{place(file)}: was replaced, changed or removed while in use; open the model again"
     )

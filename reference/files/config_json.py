@@ -1,15 +1,14 @@
 """From a checkpoint's config.json to a `ModelConfig`, by the family's data (MODEL-1 to MODEL-9).
 
-`FIELDS` is the whole vocabulary that a family file may use: for each field its type, its bounds and
-what it is when nobody says anything. Nothing here asks for a family's name.
+Nothing here asks for a family's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from reference.files.config_fields import FIELDS, REQUIRED
 from reference.files.families import UNSET, Family, Source, families
 from reference.files.strict_json import show
 from reference.vocab.config import (
@@ -23,84 +22,6 @@ from reference.vocab.config import (
     RouterSpec,
 )
 from reference.vocab.errors import BadInput, Unsupported
-
-MAX_AXIS = 1 << 24
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class FieldType:
-    """How a value is checked (`check` returns it, or None if it is wrong) and what is right."""
-
-    check: Callable[[Any], Any]
-    right: str
-    default: Any = REQUIRED
-
-
-def _int(low: int, high: int, default: Any = REQUIRED) -> FieldType:
-    def check(v: Any) -> Any:
-        return v if type(v) is int and low <= v <= high else None
-
-    return FieldType(check, f"an integer from {low} to {high}", default)
-
-
-def _real(low: float, high: float, default: Any = REQUIRED) -> FieldType:
-    def check(v: Any) -> Any:
-        return float(v) if type(v) in (int, float) and low <= v <= high else None
-
-    return FieldType(check, f"a number from {low:g} to {high:g}", default)
-
-
-def _flag(default: Any = REQUIRED) -> FieldType:
-    return FieldType(lambda v: v if type(v) is bool else None, "true or false", default)
-
-
-def _word(*words: str, default: Any = REQUIRED) -> FieldType:
-    return FieldType(lambda v: v if v in words else None, " or ".join(words), default)
-
-
-def _ints(right: str, lone: bool) -> FieldType:
-    """A list of non-negative integers; with `lone`, one integer stands for a list of one."""
-
-    def check(v: Any) -> Any:
-        if lone and type(v) is int:
-            v = [v]
-        good = type(v) is list and all(type(x) is int and 0 <= x < 1 << 31 for x in v)
-        return tuple(v) if good else None
-
-    return FieldType(check, right, ())
-
-
-FIELDS: dict[str, FieldType] = {
-    "hidden": _int(1, MAX_AXIS),
-    "vocab": _int(1, MAX_AXIS),
-    "layers": _int(1, 10_000),
-    "heads": _int(1, 65_536),
-    "kv_heads": _int(1, 65_536, None),
-    "head_dim": _int(1, 65_536, None),
-    "max_position": _int(1, 1 << 40),
-    "tied": _flag(False),
-    "eos": _ints("a token id or a list of them", lone=True),
-    "bos": _int(0, 1 << 31, None),
-    "norm.kind": _word("rms", default="rms"),
-    "norm.eps": _real(0.0, 1.0),
-    "rope.theta": _real(1e-6, 1e12),
-    "attention.qkv_bias": _flag(False),
-    "attention.o_bias": _flag(False),
-    "attention.qk_norm": _word("none", "head", default="none"),
-    "attention.window": _int(0, 1 << 40, None),
-    "attention.window_used": _flag(True),
-    "dense.intermediate": _int(1, MAX_AXIS, 0),
-    "dense.bias": _flag(False),
-    "moe.experts": _int(0, 65_535, 0),
-    "moe.top_k": _int(1, 65_535, 0),
-    "moe.intermediate": _int(1, MAX_AXIS, 0),
-    "moe.step": _int(1, 10_000, 1),
-    "moe.dense_layers": _ints("a list of layer numbers", lone=False),
-    "router.score": _word("softmax", default="softmax"),
-    "router.renormalise": _flag(False),
-}
-"""Every field that a family file may name."""
 
 
 def family_of(raw: dict[str, Any], where: str) -> Family:
@@ -134,6 +55,23 @@ def model_config(raw: Any, where: str = "config.json") -> ModelConfig:
             raise Unsupported(where, f"{key} {show(raw[key])}", ", ".join(map(str, allowed)))
     values = {name: _resolve(name, family, raw, where) for name in FIELDS}
     return _build(family, values, raw, where)
+
+
+def with_generation(config: ModelConfig, raw: Any, where: str) -> ModelConfig:
+    """The description with the stop tokens of a generation_config.json, if it has any (MODEL-9).
+
+    Errors: BadInput for anything but token ids.
+    """
+    if not isinstance(raw, dict):
+        raise BadInput(f"{where}: an object is needed")
+    stated = raw.get("eos_token_id")
+    if stated is None:
+        return config
+    rule = FIELDS["eos"]
+    eos = rule.check(stated)
+    if eos is None:
+        raise BadInput(f"{where}: eos_token_id is {show(stated, 60)}; needs {rule.right}")
+    return replace(config, eos=eos)
 
 
 def _resolve(name: str, family: Family, raw: dict[str, Any], where: str) -> Any:

@@ -14,35 +14,26 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from reference.files import strict_json
+from reference.files.log_head import check_head, head_of, options_of
 from reference.files.log_records import action_from_record, event_from_record, plain, record_of
 from reference.files.regular import reason
-from reference.files.strict_json import kind, show
+from reference.files.strict_json import kind, place, show
 from reference.vocab.actions import Action
 from reference.vocab.errors import BadInput
 from reference.vocab.events import Event
-from reference.vocab.options import ControlOptions, Eviction, FetchOrder, Grouping, Readiness
 
 __all__ = [
     "Log", "LogWriter", "action_from_record", "event_from_record", "head_of", "options_of",
     "read_log", "record_of",
 ]  # fmt: skip
 
-VERSION = 1
 BUFFER = 1 << 16
 MAX_LINE = 64 << 20
-_BYTES = ("expert_bytes", "budget_bytes", "slot_bytes")
-_HEAD = ("log", "options", "model", "engine", "versions", *_BYTES)
-_WORDS: dict[str, tuple[str, ...]] = {
-    "grouping": get_args(Grouping),
-    "readiness": get_args(Readiness),
-    "fetch_order": get_args(FetchOrder),
-    "eviction": get_args(Eviction),
-}
 
 
 @dataclass
@@ -56,31 +47,6 @@ class Log:
     records: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
     warning: str = ""
-
-
-def head_of(
-    options: ControlOptions,
-    *,
-    engine: str,
-    model: Mapping[str, Any],
-    versions: Mapping[str, str],
-    expert_bytes: int,
-    budget_bytes: int,
-    slot_bytes: int,
-    **extra: Any,
-) -> dict[str, Any]:
-    """The head of a log: all options whole, so that control can be replayed (LOG-1)."""
-    head: dict[str, Any] = {
-        "log": VERSION,
-        "options": asdict(options),
-        "model": model,
-        "engine": engine,
-        "versions": versions,
-        "expert_bytes": expert_bytes,
-        "budget_bytes": budget_bytes,
-        "slot_bytes": slot_bytes,
-    }
-    return plain(head | extra)
 
 
 class LogWriter:
@@ -117,7 +83,7 @@ class LogWriter:
             try:
                 self._fd = os.open(self.path, flags, 0o666)
             except OSError as e:
-                where = show(str(self.path))
+                where = place(self.path)
                 raise BadInput(f"{where}: cannot be written: {reason(e)}") from None
             self._line(self.head)
             self.flush()
@@ -180,7 +146,7 @@ class LogWriter:
             self._give_up(e)
 
     def _give_up(self, error: OSError) -> None:
-        self.failed = f"{show(str(self.path))}: {reason(error)}; the event log is incomplete"
+        self.failed = f"{place(self.path)}: {reason(error)}; the event log is incomplete"
         fd, self._fd = self._fd, -1
         try:
             os.close(fd)
@@ -197,7 +163,7 @@ class LogWriter:
                 os.close(fd)
             except OSError as e:
                 self._fd = -1
-                self.failed = f"{show(str(self.path))}: {reason(e)}; the event log is incomplete"
+                self.failed = f"{place(self.path)}: {reason(e)}; the event log is incomplete"
                 self._warn(self.failed)
 
     def __enter__(self) -> LogWriter:
@@ -213,13 +179,13 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     Errors: BadInput, one line naming the file and the line, for another version, an incomplete
     head, or a record that is not a legal one.
     """
-    where = show(str(path))
+    where = place(path)
     try:
         with Path(path).open("rb") as file:
             first = file.readline(MAX_LINE)
             if not first:
                 raise BadInput(f"{where}: empty; an event log begins with its head")
-            log = Log(_head(strict_json.parse(first, f"{where}:1"), f"{where}:1"))
+            log = Log(check_head(strict_json.parse(first, f"{where}:1"), f"{where}:1"))
             last_time = -math.inf
             number = 1
             while line := file.readline(MAX_LINE):
@@ -268,49 +234,3 @@ def _record(record: Any, last_time: float, where: str) -> float:
     if words[0] == "end" and not isinstance(record["end"], dict):
         raise BadInput(f"{where}: end is {show(record['end'], 40)}; an object is needed")
     return t
-
-
-def _head(head: Any, where: str) -> dict[str, Any]:
-    """Check the head: version, every field, every option (LOG-1)."""
-    if not isinstance(head, dict) or "log" not in head:
-        raise BadInput(f"{where}: not the head of an event log")
-    if head["log"] != VERSION or type(head["log"]) is not int:
-        raise BadInput(f"{where}: log version {show(head['log'], 30)}; {VERSION} is supported")
-    if absent := [name for name in _HEAD if name not in head]:
-        raise BadInput(f"{where}: the head lacks {', '.join(absent)}")
-    if not isinstance(head["model"], dict) or not isinstance(head["versions"], dict):
-        raise BadInput(f"{where}: model and versions: objects are needed")
-    if not isinstance(head["engine"], str):
-        raise BadInput(f"{where}: engine is {show(head['engine'], 40)}; a string is needed")
-    for name in _BYTES:
-        if type(head[name]) is not int or head[name] < 0:
-            raise BadInput(f"{where}: {name} is {show(head[name], 40)}; a count of bytes is needed")
-    options_of(head, where)
-    return head
-
-
-def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
-    """The options of a head. Errors: BadInput names the option, its value and what is right."""
-    options = head.get("options")
-    if not isinstance(options, dict):
-        raise BadInput(f"{where}: options: an object is needed")
-    known = ControlOptions.__dataclass_fields__
-    if absent := [name for name in known if name not in options]:
-        raise BadInput(f"{where}: options lack {', '.join(absent)}")
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        if name not in known:
-            raise BadInput(f"{where}: unknown option '{show(name, 40)}'")
-        if name == "layers":
-            good = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
-            good = good and value == sorted(set(value))
-            right = "an ascending list of layer numbers"
-            value = tuple(value) if good else value
-        elif name in _WORDS:
-            good, right = value in _WORDS[name], " or ".join(_WORDS[name])
-        else:
-            good, right = type(value) is int and value >= 0, "an integer of at least 0"
-        if not good:
-            raise BadInput(f"{where}: options.{name} is {show(value, 60)}; needs {right}")
-        values[name] = value
-    return ControlOptions(**values)

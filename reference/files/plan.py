@@ -8,7 +8,7 @@ from pathlib import Path
 from reference.files.families import ExpertLayout, Family
 from reference.files.layout import expert_shapes, layer_roles, summarise, top_roles
 from reference.files.safetensors_header import TensorRef
-from reference.files.strict_json import show
+from reference.files.strict_json import place, show
 from reference.vocab.config import ModelConfig, MoeSpec
 from reference.vocab.errors import BadInput, Unsupported
 
@@ -22,7 +22,7 @@ class Plan:
     def __init__(
         self, directory: Path, config: ModelConfig, family: Family, tensors: dict[str, TensorRef]
     ) -> None:
-        self.where = show(str(directory))
+        self.where = place(directory)
         self.tensors = tensors
         self.used: set[str] = set()
         self.absent: list[str] = []
@@ -50,12 +50,12 @@ class Plan:
         self.used.add(name)
         if ref.shape != shape:
             raise BadInput(
-                f"{show(str(ref.file))}: tensor '{name}' has shape {list(ref.shape)}; "
+                f"{place(ref.file)}: tensor '{name}' has shape {list(ref.shape)}; "
                 f"config.json implies {list(shape)}"
             )
         if ref.dtype not in WEIGHTS:
             raise Unsupported(
-                show(str(ref.file)), f"dtype {ref.dtype} of tensor '{name}'", ", ".join(WEIGHTS)
+                place(ref.file), f"dtype {ref.dtype} of tensor '{name}'", ", ".join(WEIGHTS)
             )
         return ref
 

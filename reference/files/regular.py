@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.files.strict_json import show
+from reference.files.strict_json import place, show
 from reference.vocab.errors import BadInput
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -35,7 +35,7 @@ class Identity:
 
 def reason(error: OSError) -> str:
     """The operating system's words for an error, without the path."""
-    return os.strerror(error.errno) if error.errno else show(str(error))
+    return os.strerror(error.errno) if error.errno else place(error)
 
 
 def root_of(directory: Path) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def inside(directory: Path, name: str) -> Path:
     Errors: BadInput for a name that is not a bare file name, and for a link that leads outside
     (a hub cache's own links into its blobs are inside).
     """
-    where = show(str(directory))
+    where = place(directory)
     bare = bool(name) and name not in (".", "..") and not set(name) & set("/\\\0")
     if not bare:
         raise BadInput(f"{where}: '{show(name)}' is not a bare file name of this directory")
@@ -75,7 +75,7 @@ def open_regular(path: Path, extra_flags: int = 0) -> tuple[int, Identity]:
     The type is looked at before opening (opening a pipe may wait, a device may act) and again on
     the descriptor. Errors: BadInput if it is not there, not readable, or not a regular file.
     """
-    where = show(str(path))
+    where = place(path)
     try:
         _require_regular(os.stat(path), where)
         fd = os.open(path, _FLAGS | extra_flags)
@@ -133,7 +133,7 @@ def read_small(path: Path, limit: int) -> bytes:
     Errors: BadInput for a larger file, or as `open_regular`.
     """
     fd, identity = open_regular(path)
-    where = show(str(path))
+    where = place(path)
     try:
         if identity.size > limit:
             raise BadInput(f"{where}: {identity.size} bytes; at most {limit} are read")

@@ -15,7 +15,7 @@ from typing import Any
 
 from reference.files import strict_json
 from reference.files.regular import reason
-from reference.files.strict_json import kind, show
+from reference.files.strict_json import kind, place, show
 from reference.vocab.errors import BadInput
 
 MAX_FILE = 1 << 30
@@ -98,7 +98,7 @@ def request_from(value: Any, where: str, default_id: str = "0") -> Request:
 
 def read_requests(path: str | os.PathLike[str]) -> list[Request]:
     """All requests of a file, in its order. Errors: BadInput names the file and the line."""
-    where = show(str(path))
+    where = place(path)
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE + 1)
@@ -111,14 +111,14 @@ def read_requests(path: str | os.PathLike[str]) -> list[Request]:
 
 def parse_requests(data: bytes, where: str = "requests") -> list[Request]:
     """All requests of a file's bytes, in either form (FILE-11). Errors as `read_requests`."""
-    places = list(_document(data, where) or _lines(data, where))
+    found = list(_document(data, where) or _lines(data, where))
     requests: list[Request] = []
     seen: dict[str, str] = {}
-    for place, value in places:
-        request = request_from(value, place, str(len(requests)))
+    for line, value in found:
+        request = request_from(value, line, str(len(requests)))
         if request.id in seen:
-            raise BadInput(f"{place}: the id '{show(request.id)}' is already at {seen[request.id]}")
-        seen[request.id] = place
+            raise BadInput(f"{line}: the id '{show(request.id)}' is already at {seen[request.id]}")
+        seen[request.id] = line
         requests.append(request)
     if not requests:
         raise BadInput(f"{where}: no requests in it")
@@ -140,8 +140,8 @@ def _document(data: bytes, where: str) -> Iterable[tuple[str, Any]]:
 def _lines(data: bytes, where: str) -> Iterable[tuple[str, Any]]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            place = f"{where}:{number}"
-            yield place, strict_json.parse(line, place)
+            at = f"{where}:{number}"
+            yield at, strict_json.parse(line, at)
 
 
 def write_requests(path: str | os.PathLike[str], requests: Iterable[Request]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from reference.files import strict_json
 from reference.files.regular import Identity, open_regular, pread_into, reason
-from reference.files.strict_json import show
+from reference.files.strict_json import place, show
 from reference.vocab.errors import BadInput
 
 MAX_HEADER = 100_000_000
@@ -56,7 +56,7 @@ def read_header(path: Path) -> Header:
 
     Errors: BadInput, one line naming the file, the field, its value and what would be right.
     """
-    where = show(str(path))
+    where = place(path)
     fd, identity = open_regular(path)
     size = identity.size
     try:

@@ -13,7 +13,7 @@ from reference.files import strict_json
 from reference.files.layout import summarise
 from reference.files.regular import inside, read_small, reason
 from reference.files.safetensors_header import Header, TensorRef, read_header
-from reference.files.strict_json import show
+from reference.files.strict_json import place, show
 from reference.vocab.errors import BadInput, Unsupported
 
 SINGLE = "model.safetensors"
@@ -44,10 +44,10 @@ def model_directory(path: Path) -> Path:
 
     Errors: BadInput, or Unsupported for a file or a directory of another format, with advice.
     """
-    where = show(str(path))
-    if not path.exists():
+    where = place(path)
+    if not os.path.exists(path):
         raise BadInput(f"{where}: no such directory; a model is {_SUPPORTED}")
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if what := _foreign(path.name):
             raise Unsupported(where, f"{what} ({show(path.name)})", _SUPPORTED)
         raise BadInput(f"{where}: is a file; give the directory that holds it, {_SUPPORTED}")
@@ -61,7 +61,7 @@ def _listing(directory: Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError as e:
-        where = show(str(directory))
+        where = place(directory)
         raise BadInput(f"{where}: cannot be listed: {reason(e)}") from None
 
 
@@ -70,7 +70,7 @@ def _refuse_foreign(directory: Path) -> None:
     for name in _listing(directory):
         if what := _foreign(name):
             raise Unsupported(
-                show(str(directory)),
+                place(directory),
                 f"{what} ({show(name)})",
                 f"{_SUPPORTED}; convert them with their own tools first",
             )
@@ -89,12 +89,12 @@ def read_shards(directory: Path) -> tuple[list[Header], dict[str, TensorRef]]:
         _refuse_foreign(directory)
         others = [n for n in _listing(directory) if n.endswith(".safetensors")]
         hint = f" (found {show(', '.join(others))})" if others else ""
-        raise BadInput(f"{show(str(directory))}: neither {SINGLE} nor {INDEX} is in it{hint}")
+        raise BadInput(f"{place(directory)}: neither {SINGLE} nor {INDEX} is in it{hint}")
     return _sharded(directory)
 
 
 def _sharded(directory: Path) -> tuple[list[Header], dict[str, TensorRef]]:
-    where = show(str(directory / INDEX))
+    where = place(directory / INDEX)
     index = strict_json.parse(read_small(inside(directory, INDEX), MAX_INDEX), where)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -110,7 +110,7 @@ def _sharded(directory: Path) -> tuple[list[Header], dict[str, TensorRef]]:
         if not file.endswith(".safetensors"):
             raise BadInput(f"{where}: '{show(file)}' in weight_map is not a .safetensors file")
         path = inside(directory, file)
-        if not path.exists():
+        if not os.path.exists(path):
             raise BadInput(
                 f"{where}: the shard '{show(file)}' is not there; it holds {len(names)} tensors"
             )

@@ -28,6 +28,11 @@ def show(value: object, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def place(path: object) -> str:
+    """A path for an error message: whole, printable ASCII, one line."""
+    return show(str(path), 8192)
+
+
 def parse(data: bytes | str, where: str, *, max_depth: int = MAX_DEPTH) -> Any:
     """The value of one JSON text.
 

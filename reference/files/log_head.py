@@ -1,0 +1,93 @@
+"""The head of an event log: version, options, model, sizes (LOG-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, get_args
+
+from reference.files.log_records import plain
+from reference.files.strict_json import show
+from reference.vocab.errors import BadInput
+from reference.vocab.options import ControlOptions, Eviction, FetchOrder, Grouping, Readiness
+
+VERSION = 1
+_BYTES = ("expert_bytes", "budget_bytes", "slot_bytes")
+_HEAD = ("log", "options", "model", "engine", "versions", *_BYTES)
+_WORDS: dict[str, tuple[str, ...]] = {
+    "grouping": get_args(Grouping),
+    "readiness": get_args(Readiness),
+    "fetch_order": get_args(FetchOrder),
+    "eviction": get_args(Eviction),
+}
+
+
+def head_of(
+    options: ControlOptions,
+    *,
+    engine: str,
+    model: Mapping[str, Any],
+    versions: Mapping[str, str],
+    expert_bytes: int,
+    budget_bytes: int,
+    slot_bytes: int,
+    **extra: Any,
+) -> dict[str, Any]:
+    """The head of a log: all options whole, so that control can be replayed (LOG-1)."""
+    head: dict[str, Any] = {
+        "log": VERSION,
+        "options": asdict(options),
+        "model": model,
+        "engine": engine,
+        "versions": versions,
+        "expert_bytes": expert_bytes,
+        "budget_bytes": budget_bytes,
+        "slot_bytes": slot_bytes,
+    }
+    return plain(head | extra)
+
+
+def check_head(head: Any, where: str) -> dict[str, Any]:
+    """Check the head: version, every field, every option (LOG-1)."""
+    if not isinstance(head, dict) or "log" not in head:
+        raise BadInput(f"{where}: not the head of an event log")
+    if head["log"] != VERSION or type(head["log"]) is not int:
+        raise BadInput(f"{where}: log version {show(head['log'], 30)}; {VERSION} is supported")
+    if absent := [name for name in _HEAD if name not in head]:
+        raise BadInput(f"{where}: the head lacks {', '.join(absent)}")
+    if not isinstance(head["model"], dict) or not isinstance(head["versions"], dict):
+        raise BadInput(f"{where}: model and versions: objects are needed")
+    if not isinstance(head["engine"], str):
+        raise BadInput(f"{where}: engine is {show(head['engine'], 40)}; a string is needed")
+    for name in _BYTES:
+        if type(head[name]) is not int or head[name] < 0:
+            raise BadInput(f"{where}: {name} is {show(head[name], 40)}; a count of bytes is needed")
+    options_of(head, where)
+    return head
+
+
+def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
+    """The options of a head. Errors: BadInput names the option, its value and what is right."""
+    options = head.get("options")
+    if not isinstance(options, dict):
+        raise BadInput(f"{where}: options: an object is needed")
+    known = ControlOptions.__dataclass_fields__
+    if absent := [name for name in known if name not in options]:
+        raise BadInput(f"{where}: options lack {', '.join(absent)}")
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            raise BadInput(f"{where}: unknown option '{show(name, 40)}'")
+        if name == "layers":
+            good = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+            good = good and value == sorted(set(value))
+            right = "an ascending list of layer numbers"
+            value = tuple(value) if good else value
+        elif name in _WORDS:
+            good, right = value in _WORDS[name], " or ".join(_WORDS[name])
+        else:
+            good, right = type(value) is int and value >= 0, "an integer of at least 0"
+        if not good:
+            raise BadInput(f"{where}: options.{name} is {show(value, 60)}; needs {right}")
+        values[name] = value
+    return ControlOptions(**values)
