@@ -15,27 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax_impl.compute import Broken, Computer
+from jax_impl.holdings import Holdings, Resident, distinct
 from jax_impl.model import JaxModel
 from jax_impl.slots import SlotPool
-from jax_impl.steps import Outcome, Plan, Resident, Running, execute, prepare
+from jax_impl.steps import Outcome, Plan, prepare
 from jax_impl.totals import Totals
 from jax_impl.transfer import Transferred, Transfers
 from reference.control import Scheduler
 from reference.files.event_log import LogWriter
 from reference.handle import RequestHandle
+from reference.vocab import events as ev
 from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
-from reference.vocab.events import (
-    Arrived,
-    Cancelled,
-    Computed,
-    Drain,
-    Event,
-    Failed,
-    Loaded,
-    LoadFailed,
-    Routed,
-    Sampled,
-)
 from reference.vocab.ids import ExpertKey
 
 
@@ -53,14 +44,7 @@ class Stop:
     by: float
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The compute thread died."""
-
-    error: BaseException
-
-
-Item = Submit | Cancelled | Drain | Stop | Broken | Transferred | Outcome
+Item = Submit | ev.Cancelled | ev.Drain | Stop | Broken | Transferred | Outcome
 
 
 class Loop:
@@ -82,31 +66,25 @@ class Loop:
         self.totals = Totals()
         self.failure: BaseException | None = None
         self.transfers = start_transfers(self.post)
-        self._scheduler, self._model, self._pool, self._log = scheduler, model, pool, log
-        self._eos, self._check, self._rate, self._clock = eos, check, rate, clock
+        self._scheduler, self._pool, self._log = scheduler, pool, log
+        self._check, self._rate, self._clock = check, rate, clock
         self._chunk = options.chunk
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._handles: dict[int, RequestHandle] = {}
-        self._running: dict[int, Running] = {}
-        self._residents: dict[int, Resident] = {}
-        self._rows = list(range(model.rows))
-        self._blocks = list(range(options.kv_tokens // options.kv_block))
-        self._kv_block = options.kv_block
+        blocks = options.kv_tokens // options.kv_block
+        self._held = Holdings(model.rows, blocks, options.kv_block)
         self._step: Plan | None = None
         self._stop: Stop | None = None
         self._lock = threading.Lock()
         self._next = 0
-        self._threads = (
-            threading.Thread(target=self._run, name="covey-engine", daemon=True),
-            threading.Thread(target=self._compute, name="covey-compute", daemon=True),
-        )
+        self._computer = Computer(model, eos, self.post, clock)
+        self._thread = threading.Thread(target=self._run, name="covey-engine", daemon=True)
 
     # -- any thread
 
     def begin(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
+        self._computer.begin()
 
     def post(self, item: Item) -> None:
         self._inbox.put(item)
@@ -129,27 +107,14 @@ class Loop:
 
     def end(self, timeout_s: float) -> bool:
         """Cancel what is open and stop. False when something hangs (it is left behind)."""
-        began = self._clock()
-        self.post(Stop(began + timeout_s))
-        self._threads[0].join(timeout_s + 1.0)
-        self._plans.put(None)
-        self._threads[1].join(max(0.1, timeout_s - (self._clock() - began)))
-        back = self.transfers.close(max(0.1, timeout_s - (self._clock() - began)))
-        alive = any(thread.is_alive() for thread in self._threads)
-        if alive:
+        by = self._clock() + timeout_s
+        self.post(Stop(by))
+        self._thread.join(timeout_s + 1.0)
+        stopped = self._computer.end(max(0.1, by - self._clock()))
+        back = self.transfers.close(max(0.1, by - self._clock()))
+        if self._thread.is_alive() or not stopped:
             self._fail(TimeoutError("the engine did not stop in time"))
-        return back and not alive
-
-    # -- the compute thread
-
-    def _compute(self) -> None:
-        try:
-            while (plan := self._plans.get()) is not None:
-                outcome = execute(plan, self._model, self._eos)
-                outcome.ended = self._clock()
-                self.post(outcome)
-        except BaseException as error:
-            self.post(Broken(error))
+        return back and stopped and not self._thread.is_alive()
 
     # -- the engine thread
 
@@ -197,7 +162,7 @@ class Loop:
         for handle in left.values():
             handle.end("error" if text else "cancelled", text)
 
-    def _tell(self, event: Event, **extra: Any) -> None:
+    def _tell(self, event: ev.Event, **extra: Any) -> None:
         self._log.event(event, **extra)
         self._scheduler.handle(event)
 
@@ -208,19 +173,19 @@ class Loop:
                 for h in handles:
                     self._arrive(h)
                     if self._stop is not None:
-                        self._tell(Cancelled(h.number))
+                        self._tell(ev.Cancelled(h.number))
             case Transferred():
                 self._transferred(item)
             case Outcome():
                 self._computed(item)
-            case Cancelled() | Drain():
+            case ev.Cancelled() | ev.Drain():
                 self._tell(item)
             case Stop():
                 with self._lock:
                     self._stop = item
                     open_ = sorted(self._handles)
                 for number in open_:
-                    self._tell(Cancelled(number))
+                    self._tell(ev.Cancelled(number))
             case Broken(error):
                 raise error
 
@@ -229,7 +194,7 @@ class Loop:
         assert request.max_new_tokens is not None
         size = len(request.prompt)
         self.totals.request_opened(self._clock(), size)
-        self._tell(Arrived(handle.number, size, request.max_new_tokens), id=request.id)
+        self._tell(ev.Arrived(handle.number, size, request.max_new_tokens), id=request.id)
 
     def _transferred(self, done: Transferred) -> None:
         ok = done.error is None
@@ -237,38 +202,36 @@ class Loop:
             self.totals.load_ended(self._clock(), done.key, done.nbytes, ok)
         if not ok:
             assert done.error is not None
-            self._tell(LoadFailed(done.ticket, done.error, done.drained))
+            self._tell(ev.LoadFailed(done.ticket, done.error, done.drained))
             return
         # What a late load brings is kept out of use by the scheduler, not here (CACHE-9).
-        self._residents[done.slot] = Resident(done.key, done.handle, done.sum)
+        self._held.fill(done.slot, Resident(done.key, done.handle, done.sum))
         extra: dict[str, Any] = {} if done.sum is None else {"sum": done.sum}
-        self._tell(Loaded(done.ticket), seconds=round(done.seconds, 6), **extra)
+        self._tell(ev.Loaded(done.ticket), seconds=round(done.seconds, 6), **extra)
 
     def _computed(self, outcome: Outcome) -> None:
         plan, self._step = self._step, None
         assert plan is not None and plan.step == outcome.step
         self.totals.step_ended(outcome.ended or self._clock(), plan.visits)
         if outcome.error:
-            self._tell(Failed(outcome.step, outcome.error, outcome.failed))
+            self._tell(ev.Failed(outcome.step, outcome.error, outcome.failed))
         else:
-            self._tell(Computed(outcome.step))
+            self._tell(ev.Computed(outcome.step))
         for member in plan.members:
             running = member.running
             running.topk = outcome.routed.get(running.number)
             if running.topk is None:
-                self._rows += running.rows
-                running.rows = []
+                self._held.give_rows(running)
         for event in outcome.events:
-            if isinstance(event, Sampled) and event.token is not None:
+            if isinstance(event, ev.Sampled) and event.token is not None:
                 self._sampled(event.request, event.token)
-            elif isinstance(event, Routed):
-                layer = event.visit.layer
-                named = {ExpertKey(layer, e) for row in event.experts for e in row}
-                self.totals.routed(named, {r.key for r in self._residents.values()})
+            elif isinstance(event, ev.Routed):
+                named = distinct(event.visit.layer, event.experts)
+                self.totals.routed(len(named), self._held.present(named))
             self._tell(event)
 
     def _sampled(self, number: int, token: int) -> None:
-        running = self._running[number]
+        running = self._held.running[number]
         running.tokens.append(token)
         running.handle.put_token(token, self._clock())
         self.totals.tokens += 1
@@ -281,14 +244,14 @@ class Loop:
             match action:
                 case Load(ticket, key, slot):
                     self._log.action(action, bytes=self.transfers.bytes_of(key))
-                    self._residents.pop(slot, None)
+                    self._held.clear(slot)
                     self.totals.load_started(self._clock())
                     self.transfers.start(ticket, key, slot)
                 case Compute():
                     self._start(action)
                 case Admit(number):
                     self._log.action(action)
-                    self._admit(self._handles[number])
+                    self._held.admit(self._handles[number])
                 case Finish() | Reject():
                     self._log.action(action)
                     self._ended(action)
@@ -297,12 +260,12 @@ class Loop:
         now = self._clock()
         wrong, sums = self._verify(action)
         self._log.action(action, **({"sum": sums} if sums else {}))
-        self._step = prepare(action, self._running, self._residents, self._chunk, self._take_rows)
+        self._step = prepare(action, self._held, self._chunk)
         self.totals.step_started(now)
         if wrong:
             self.post(Outcome(action.step, wrong))
         else:
-            self._plans.put(self._step)
+            self._computer.run(self._step)
 
     def _verify(self, action: Compute) -> tuple[str, list[int]]:
         """With `check`: do the slots still hold what was read into them? (S9, XFER-10)"""
@@ -310,29 +273,12 @@ class Loop:
         for expert, slot in action.slots if self._check else ():
             key = ExpertKey(action.layer, expert)
             sums.append(self._pool.checksum(slot, self.transfers.places(key)))
-            if sums[-1] != self._residents[slot].sum:
+            if sums[-1] != self._held.residents[slot].sum:
                 wrong = f"expert {expert} of layer {action.layer}: its bytes in memory changed"
         return wrong, sums
 
-    def _take_rows(self, n: int) -> list[int]:
-        assert n <= len(self._rows), "more rows in flight than the bank holds"
-        taken, self._rows = self._rows[-n:], self._rows[:-n]
-        return taken
-
-    def _admit(self, handle: RequestHandle) -> None:
-        request = handle.request
-        size = len(request.prompt) + (request.max_new_tokens or 0)
-        n = -(-size // self._kv_block)
-        assert n <= len(self._blocks), "KV blocks were promised that there are not"
-        blocks, self._blocks = self._blocks[-n:], self._blocks[:-n]
-        tokens = [int(t) for t in request.prompt]
-        self._running[handle.number] = Running(handle.number, handle, tokens, blocks)
-
     def _ended(self, action: Finish | Reject) -> None:
-        running = self._running.pop(action.request, None)
-        if running is not None:
-            self._rows += running.rows
-            self._blocks += running.blocks
+        self._held.end(action.request)
         with self._lock:
             handle = self._handles.pop(action.request)
         if isinstance(action, Reject):
@@ -342,11 +288,9 @@ class Loop:
         self.totals.request_ended(self._clock(), reason)
         handle.end(reason, error)
 
-    def idle(self) -> dict[str, bool]:
-        """What is back in its place once nothing runs; for leak checks, after `end`."""
-        return {
-            "rows": sorted(self._rows) == list(range(self._model.rows)),
-            "blocks": len(set(self._blocks)) == len(self._blocks) and not self._running,
-            "handles": not self._handles,
-            "step": self._step is None,
+    def missing(self) -> dict[str, int]:
+        """What did not come back to its place; all 0 once nothing runs (for leak checks)."""
+        return self._held.missing() | {
+            "handles": len(self._handles),
+            "steps": int(self._step is not None),
         }

@@ -6,53 +6,18 @@ the compute thread, which owns the model. Only plain data passes between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import jax
 import numpy as np
 
+from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut
-from reference.handle import RequestHandle
 from reference.sampling import sample
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
 from reference.vocab.events import Event, Routed, Sampled
-from reference.vocab.ids import ENTRY, ExpertKey, Visit
-
-
-@dataclass(slots=True)
-class Running:
-    """A running request: its text so far and what it holds of the model's memory.
-
-    tokens   prompt and generated tokens       blocks   KV blocks, in order of position
-    rows     bank rows of the chunk in work    topk     [rows, K] experts of the visit in work
-    """
-
-    number: int
-    handle: RequestHandle
-    tokens: list[int]
-    blocks: list[int]
-    rows: list[int] = field(default_factory=list)
-    topk: np.ndarray | None = None
-
-    def span(self, chunk: int, size: int) -> tuple[int, int]:
-        """Positions [start, end) of a chunk, for prompt chunks of `size` tokens."""
-        prompt = len(self.handle.request.prompt)
-        chunks = -(-prompt // size)
-        if chunk < chunks:
-            return chunk * size, min((chunk + 1) * size, prompt)
-        start = prompt + chunk - chunks
-        return start, start + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """What a slot holds: the arrays over it, and the checksum taken when it was read (or None)."""
-
-    key: ExpertKey
-    handle: tuple[jax.Array, ...]
-    sum: int | None
+from reference.vocab.ids import ENTRY, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +65,14 @@ class WrongExpert(AssertionError):
     """A step was to read a slot that holds something else (S9)."""
 
 
-def tasks_of(
-    action: Compute, texts: Mapping[int, Running], residents: Mapping[int, Resident]
-) -> tuple[ExpertTask, ...]:
+def tasks_of(action: Compute, holdings: Holdings) -> tuple[ExpertTask, ...]:
     """For each expert of the step the rows that chose it, and as which of their K choices.
 
     Raises WrongExpert when a slot does not hold the expert that it is listed for.
     """
     tasks = []
     for expert, slot in action.slots:
-        held = residents.get(slot)
+        held = holdings.residents.get(slot)
         if held is None or held.key != (action.layer, expert):
             raise WrongExpert(f"step {action.step}: slot {slot} is not expert {expert}: {held}")
         rows: list[int] = []
@@ -117,7 +80,7 @@ def tasks_of(
         for visit, experts, _ in action.parts:
             if expert not in experts:
                 continue
-            running = texts[visit.request]
+            running = holdings.running[visit.request]
             assert running.topk is not None
             for i, rank in zip(*np.nonzero(running.topk == expert), strict=True):
                 rows.append(running.rows[i])
@@ -126,13 +89,7 @@ def tasks_of(
     return tuple(tasks)
 
 
-def prepare(
-    action: Compute,
-    texts: Mapping[int, Running],
-    residents: Mapping[int, Resident],
-    chunk: int,
-    take_rows: Callable[[int], list[int]],
-) -> Plan:
+def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
     """Turn the action into calls. At ENTRY the chunk's rows are taken from the bank."""
     members: list[Member] = []
     rows: list[int] = []
@@ -141,10 +98,10 @@ def prepare(
     tables: list[Sequence[int]] = []
     want: list[bool] = []
     for visit, _, last in action.parts:
-        running = texts[visit.request]
+        running = holdings.running[visit.request]
         start, end = running.span(visit.chunk, chunk)
         if action.layer == ENTRY:
-            running.rows, running.topk = take_rows(end - start), None
+            holdings.take_rows(running, end - start)
         if not last:
             continue
         final = end == len(running.tokens)
@@ -155,7 +112,7 @@ def prepare(
         tables += [running.blocks] * (end - start)
         want += [running.handle.want_logits] * (end - start)
         want[-1] = want[-1] or (final and running.handle.request.max_new_tokens != 0)
-    tasks = tasks_of(action, texts, residents)
+    tasks = tasks_of(action, holdings)
     return Plan(
         action.step, action.layer, tuple(members), tasks, rows, tokens, positions, tables, want,
         len(action.parts),

@@ -8,7 +8,6 @@ nothing to do until a retry). Loads under a step are not waited for: that is the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,13 +98,12 @@ class Totals:
             self.blamed[key] += self._waited
             self._waited = 0.0
 
-    def routed(self, named: Iterable[ExpertKey], resident: set[ExpertKey]) -> None:
-        """A visit has named its distinct experts; `resident` could be read at that moment."""
-        keys = set(named)
+    def routed(self, named: int, present: int) -> None:
+        """A visit has named so many distinct experts; `present` of them could be read at once."""
         self.routings += 1
-        self.named += len(keys)
-        self.hits += len(keys & resident)
-        self.full_hits += keys <= resident
+        self.named += named
+        self.hits += present
+        self.full_hits += named == present
 
     @property
     def busy_s(self) -> float:

@@ -1,0 +1,125 @@
+"""What requests and slots hold: bank rows, KV blocks, texts, experts. Owned by the engine thread.
+
+Admission and the scheduler promise that nothing here can run out (ADMIT-2, ENGINE-12); a broken
+promise is a bug and ends the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from reference.handle import RequestHandle
+from reference.vocab.ids import ExpertKey
+
+
+@dataclass(slots=True)
+class Running:
+    """A running request: its text so far and what it holds of the model's memory.
+
+    tokens   prompt and generated tokens       blocks   KV blocks, in order of position
+    rows     bank rows of the chunk in work    topk     [rows, K] experts of the visit in work
+    """
+
+    number: int
+    handle: RequestHandle
+    tokens: list[int]
+    blocks: list[int]
+    rows: list[int] = field(default_factory=list)
+    topk: np.ndarray | None = None
+
+    def span(self, chunk: int, size: int) -> tuple[int, int]:
+        """Positions [start, end) of a chunk, for prompt chunks of `size` tokens."""
+        prompt = len(self.handle.request.prompt)
+        chunks = -(-prompt // size)
+        if chunk < chunks:
+            return chunk * size, min((chunk + 1) * size, prompt)
+        start = prompt + chunk - chunks
+        return start, start + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What a slot holds: the arrays over it, and the checksum taken when it was read (or None)."""
+
+    key: ExpertKey
+    handle: tuple[jax.Array, ...]
+    sum: int | None
+
+
+class Holdings:
+    """Free lists, and who holds what. `rows` and `blocks` are counts, `kv_block` is in tokens."""
+
+    def __init__(self, rows: int, blocks: int, kv_block: int) -> None:
+        self.running: dict[int, Running] = {}
+        self.residents: dict[int, Resident] = {}
+        self._slot_of: dict[ExpertKey, int] = {}
+        self._kv_block = kv_block
+        self._all = rows, blocks
+        self._rows = list(range(rows))
+        self._blocks = list(range(blocks))
+
+    def admit(self, handle: RequestHandle) -> None:
+        """KV blocks for the whole of prompt and max_new_tokens, from now until the end."""
+        request = handle.request
+        size = len(request.prompt) + (request.max_new_tokens or 0)
+        blocks = _take(self._blocks, -(-size // self._kv_block), "KV blocks")
+        tokens = [int(t) for t in request.prompt]
+        self.running[handle.number] = Running(handle.number, handle, tokens, blocks)
+
+    def take_rows(self, running: Running, n: int) -> None:
+        """Rows for a chunk that is about to enter."""
+        assert not running.rows, "the last chunk's rows are still held"
+        running.rows, running.topk = _take(self._rows, n, "rows"), None
+
+    def give_rows(self, running: Running) -> None:
+        """The chunk has left the model."""
+        self._rows += running.rows
+        running.rows, running.topk = [], None
+
+    def end(self, number: int) -> None:
+        """The request is over; one that never ran holds nothing."""
+        running = self.running.pop(number, None)
+        if running is not None:
+            self.give_rows(running)
+            self._blocks += running.blocks
+
+    def fill(self, slot: int, resident: Resident) -> None:
+        """A load has ended."""
+        self.residents[slot] = resident
+        self._slot_of[resident.key] = slot
+
+    def clear(self, slot: int) -> None:
+        """A load begins to write the slot: nobody may read it, and its old arrays are let go."""
+        old = self.residents.pop(slot, None)
+        if old is not None and self._slot_of.get(old.key) == slot:
+            del self._slot_of[old.key]
+
+    def present(self, keys: set[ExpertKey]) -> int:
+        """How many of `keys` could be read now."""
+        return sum(key in self._slot_of for key in keys)
+
+    def missing(self) -> dict[str, int]:
+        """Rows, blocks and requests that did not come back; for leak checks when idle."""
+        rows, blocks = self._all
+        return {
+            "rows": rows - len(set(self._rows)),
+            "blocks": blocks - len(set(self._blocks)),
+            "requests": len(self.running),
+        }
+
+
+def _take(free: list[int], n: int, what: str) -> list[int]:
+    assert n <= len(free), f"{n} {what} were promised, there are {len(free)}"
+    at = len(free) - n
+    taken = free[at:]
+    del free[at:]
+    return taken
+
+
+def distinct(layer: int, experts: Iterable[Iterable[int]]) -> set[ExpertKey]:
+    """The experts that a visit's tokens name."""
+    return {ExpertKey(layer, e) for row in experts for e in row}
