@@ -1,0 +1,20 @@
+"""What every test file shares: Hypothesis draws the same examples on every run.
+
+`--hypothesis-profile=search` draws new ones, for looking further.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=60,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("ci")
