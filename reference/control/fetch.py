@@ -41,7 +41,12 @@ ORDERS: dict[str, Callable[[Scheduler, Request], tuple[int, ...]]] = {
     # FETCH-1: bounds the lag; equal progress goes to what helps most.
     "least-progress": lambda s, r: (r.progress, -waiters(s, r)),
     "first-come": lambda s, r: (s.routed_order.index(r.number),),
-    "fewest-missing": lambda s, r: (missing(s, r), r.progress),
+    # FETCH-7: who has been passed over too often goes first, whatever it lacks.
+    "fewest-missing": lambda s, r: (
+        (1, missing(s, r), r.progress)
+        if r.passed < s.max_lag
+        else (0, s.routed_order.index(r.number), 0)
+    ),
 }
 
 
@@ -159,7 +164,12 @@ def _pick(s: Scheduler, visits: list[Request], choose: Chooser) -> Request:
     ranks = [order(s, r) for r in visits]
     best = min(ranks)
     equal = [r for r, rank in zip(visits, ranks, strict=True) if rank == best]
-    return equal[choose(equal)] if len(equal) > 1 else equal[0]
+    chosen = equal[choose(equal)] if len(equal) > 1 else equal[0]
+    if s.options.fetch_order == "fewest-missing":
+        for r in visits:
+            if r is not chosen and r.passed < s.max_lag:
+                r.passed += 1
+    return chosen
 
 
 def _slot_for_task(s: Scheduler, code: int, bulk_only: bool) -> int | None:

@@ -14,14 +14,8 @@ if TYPE_CHECKING:
 
 
 def admit(s: Scheduler, actions: list[Action]) -> None:
-    """ADMIT-2: in order of arrival, while the head fits; nobody passes it. ADMIT-4: not
-    while somebody who decodes has fallen `max_lag` behind."""
-    while (
-        s.queue
-        and len(s.running) < s.options.max_running
-        and s.queue[0].blocks <= s.kv_free
-        and (s.lockstep or s.clock[0] - s.least(False) < s.max_lag)
-    ):
+    """ADMIT-2: in order of arrival, while the head fits; nobody passes it."""
+    while s.queue and len(s.running) < s.options.max_running and s.queue[0].blocks <= s.kv_free:
         r = s.queue.pop(0)
         s.kv_free -= r.blocks
         open_chunk(s, r, 0)
@@ -114,6 +108,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
             raise IllegalEvent(f"{e.visit}: {token} is not {k} distinct experts below {n}")
     r.stage = stage
     r.status = WAITING
+    r.passed = 0
     base = stage * s.experts
     r.need = tuple(sorted({base + x for token in e.experts for x in token}))
     s.cache.want(r.need, 1, not s.claims or r.bulk)
@@ -240,7 +235,7 @@ def cancelled(s: Scheduler, e: ev.Cancelled) -> None:
 
 
 def drain(s: Scheduler, e: ev.Drain) -> None:
-    """ADMIT-5: refuse what waits; what runs goes on."""
+    """ADMIT-4: refuse what waits; what runs goes on."""
     s.draining = True
     for q in s.queue:
         s.terminal.append(Reject(q.number, "draining"))

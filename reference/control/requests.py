@@ -12,13 +12,13 @@ class Request:
     """stage: -1 at ENTRY, else the ordinal of the layer with experts. chunk, rows: the piece of
     text in work and its token count. need: expert codes still to run at this visit, ascending.
     claimed: all of `need` is held (CACHE-3). progress: visits since the request entered its class
-    (prompt or decode) plus the least progress in that class then (SCHED-6). doomed: it ends as
-    soon as its step does.
+    (prompt or decode) plus the least progress in that class then (SCHED-6). passed: how often
+    another was served first at this visit (FETCH-7). doomed: it ends as soon as its step does.
     """
 
     __slots__ = (
-        "blocks", "chunk", "claimed", "doomed", "last", "max_new", "need", "number", "progress",
-        "prompt_len", "rows", "running", "sampled", "stage", "status",
+        "blocks", "chunk", "claimed", "doomed", "last", "max_new", "need", "number", "passed",
+        "progress", "prompt_len", "rows", "running", "sampled", "stage", "status",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt_len: int, max_new: int, blocks: int) -> None:
@@ -35,6 +35,7 @@ class Request:
         self.last = False
         self.claimed = False
         self.progress = 0
+        self.passed = 0
         self.sampled = 0
         self.doomed: tuple[Reason, str] | None = None
 
@@ -54,6 +55,7 @@ class Request:
         new.last = self.last
         new.claimed = self.claimed
         new.progress = self.progress
+        new.passed = self.passed
         new.sampled = self.sampled
         new.doomed = self.doomed
         return new
@@ -63,7 +65,7 @@ class Request:
         return (
             self.status, self.stage, self.chunk, self.need, self.running, self.last, self.claimed,
             self.progress - base[self.bulk] if self.status else 0,
-            self.sampled, self.doomed, self.prompt_len, self.max_new,
+            self.sampled, self.doomed, self.prompt_len, self.max_new, self.passed,
         )  # fmt: skip
 
     @property

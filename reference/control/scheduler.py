@@ -129,10 +129,9 @@ class Scheduler:
             tuple(sorted(self.fails.items())),
             tuple([tuple([place.get(n, -1) for n in s[0]]) for s in self.steps.values()]),
             tuple([place[n] for n in self.routed_order])
-            if self.options.fetch_order == "first-come"
+            if self.options.fetch_order != "least-progress"
             else (),
             tuple(self.terminal),
-            self.clock[0] - base[0],
             self.front,
             self.loads_since_bulk,
             self.steps_since_bulk,

@@ -14,13 +14,17 @@ def silu(x: Array) -> Array:
         return x / (x.dtype.type(1.0) + np.exp(-x))
 
 
-def feed_forward(gate: Array, up: Array, down: Array, x: Array) -> Array:
+def feed_forward(gate: Array, up: Array, down: Array, x: Array, *biases: Array) -> Array:
     """silu_gated: x [H] -> down(silu(gate x) * (up x)) [H] (NUM-7).
 
-    gate, up [I, H] and down [H, I] as checkpoints store them. The same for a routed expert and
-    for the one feed-forward of a dense layer.
+    gate, up [I, H] and down [H, I] as checkpoints store them; biases, if any, are those of gate,
+    up [I] and down [H]. The same for a routed expert and for a dense layer's feed-forward.
     """
-    return matvec(down, silu(matvec(gate, x)) * matvec(up, x))
+    if not biases:
+        return matvec(down, silu(matvec(gate, x)) * matvec(up, x))
+    gate_bias, up_bias, down_bias = biases
+    inner = silu(matvec(gate, x) + gate_bias) * (matvec(up, x) + up_bias)
+    return matvec(down, inner) + down_bias
 
 
 def combine(weights: Array, outputs: Array) -> Array:

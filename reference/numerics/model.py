@@ -8,7 +8,7 @@ own request only through the KV blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from reference.numerics.norms import rms_norm
 from reference.numerics.rope import inverse_frequencies, rotate, rotation
 from reference.numerics.router import route
 from reference.numerics.support import check_supported
-from reference.vocab.config import AttentionSpec, MoeSpec
+from reference.vocab.config import AttentionSpec, DenseSpec, MoeSpec
 from reference.vocab.ids import ExpertKey
 
 Want = Literal["all", "last", "none"]
@@ -101,9 +101,11 @@ class Model:
         names = ["attn_norm", "q", "k", "v", "o", "mlp_norm"]
         names += ["q_bias", "k_bias", "v_bias"] if spec.attention.qkv_bias else []
         names += ["o_bias"] if spec.attention.o_bias else []
-        names += ["q_norm", "k_norm"] if spec.attention.qk_norm == "head" else []
-        routed = isinstance(spec.feed_forward, MoeSpec)
-        return names + (["router"] if routed else ["gate", "up", "down"])
+        names += ["q_norm", "k_norm"] if spec.attention.qk_norm != "none" else []
+        if isinstance(spec.feed_forward, MoeSpec):
+            return names + ["router"] + (["router_bias"] if spec.feed_forward.router.bias else [])
+        biases = ["gate_bias", "up_bias", "down_bias"] if spec.feed_forward.bias else []
+        return names + ["gate", "up", "down"] + biases
 
     def _read(self, role: str) -> Array:
         return widen(self.ckpt.read(self.ckpt.tensor(role)), self.dtype)
@@ -150,25 +152,27 @@ class Model:
         assert position == state.length and len(tokens) > 0, (position, state.length, len(tokens))
         assert all(0 <= t < self.config.vocab for t in tokens)
         state.length += len(tokens)
-        residual = self.weights["embed"][np.asarray(tokens, np.int64)]
+        residual = self._scaled(
+            self.weights["embed"][np.asarray(tokens, np.int64)], self.config.embed_scale
+        )
         return self._from_layer(0, state, residual, position, logits)
 
     def advance(self, state: State, h: Hidden, outputs: Array, logits: Want = "all") -> Hidden:
         """Combine the experts' outputs [T, K, H] of h and run to the next router or the head."""
         assert h.layer is not None and outputs.shape[:2] == h.topk.shape
-        residual = h.residual + np.stack(
-            [combine(w, y) for w, y in zip(h.weights, outputs, strict=True)]
-        )
+        mixed = np.stack([combine(w, y) for w, y in zip(h.weights, outputs, strict=True)])
+        residual = h.residual + self._scaled(mixed, self.config.residual_scale)
         return self._from_layer(h.layer + 1, state, residual, h.position, logits)
 
     def _from_layer(
         self, first: int, state: State, residual: Array, position: int, logits: Want
     ) -> Hidden:
-        eps = self.config.norm.eps
+        eps, branch = self.config.norm.eps, self.config.residual_scale
         for i in range(first, len(self.config.layers)):
             residual = np.stack(
                 [
-                    row + self._attention(i, state.layers[i], row, position + t)
+                    row
+                    + self._scaled(self._attention(i, state.layers[i], row, position + t), branch)
                     for t, row in enumerate(residual)
                 ]
             )
@@ -177,16 +181,27 @@ class Model:
             ff = self.config.layers[i].feed_forward
             if isinstance(ff, MoeSpec):
                 return self._routed(i, ff, position, residual, x)
-            gate, up, down = (self.weights[f"layers.{i}.{n}"] for n in ("gate", "up", "down"))
-            residual = residual + by_row(
-                lambda row, g=gate, u=up, d=down: feed_forward(g, u, d, row), x
-            )
+            residual = residual + self._scaled(by_row(self._dense(i, ff), x), branch)
         return self._finished(position, residual, logits)
 
+    def _scaled(self, x: Array, factor: float) -> Array:
+        """NUM-11: a factor of 1 is no operation at all."""
+        return x if factor == 1.0 else x * self.dtype(factor)
+
+    def _dense(self, i: int, ff: DenseSpec) -> Callable[[Array], Array]:
+        """The feed-forward of a dense layer, as a function of one row."""
+        w = [self.weights[f"layers.{i}.{n}"] for n in ("gate", "up", "down")]
+        names = ("gate_bias", "up_bias", "down_bias") if ff.bias else ()
+        biases = [self.weights[f"layers.{i}.{n}"] for n in names]
+        return lambda row: feed_forward(*w, row, *biases)
+
     def _routed(self, i: int, ff: MoeSpec, position: int, residual: Array, x: Array) -> Hidden:
-        router = self.weights[f"layers.{i}.router"]
         experts, weights = zip(
-            *(route(matvec(router, row), ff.router, ff.top_k, i) for row in x), strict=True
+            *(
+                route(self._project(i, "router", row, ff.router.bias), ff.router, ff.top_k, i)
+                for row in x
+            ),
+            strict=True,
         )
         return Hidden(position, i, residual, x, np.stack(experts), np.stack(weights), None)
 
@@ -206,12 +221,9 @@ class Model:
         """One row's residual [H] -> what attention adds to it [H]; writes its K and V first."""
         spec: AttentionSpec = self.config.layers[i].attention
         x = rms_norm(row, self.weights[f"layers.{i}.attn_norm"], self.config.norm.eps)
-        q = self._project(i, "q", x, spec.qkv_bias).reshape(spec.heads, spec.head_dim)
-        k = self._project(i, "k", x, spec.qkv_bias).reshape(spec.kv_heads, spec.head_dim)
-        v = self._project(i, "v", x, spec.qkv_bias).reshape(spec.kv_heads, spec.v_head_dim)
-        if spec.qk_norm == "head":  # ATTN-6: before rope
-            q = rms_norm(q, self.weights[f"layers.{i}.q_norm"], self.config.norm.eps)
-            k = rms_norm(k, self.weights[f"layers.{i}.k_norm"], self.config.norm.eps)
+        q = self._heads(i, "q", x, spec, spec.heads)
+        k = self._heads(i, "k", x, spec, spec.kv_heads)
+        v = self._heads(i, "v", x, spec, spec.kv_heads)
         if spec.rope is not None:
             cos, sin = rotation(self._frequencies[spec.rope], position, self.dtype)
             q = rotate(q, cos, sin, spec.rope.interleaved)
@@ -220,6 +232,17 @@ class Model:
         kv.write(position, round_kv(k, self.kv_dtype), round_kv(v, self.kv_dtype))
         out = attend(q, kv, position, spec.window, spec.scale)
         return self._project(i, "o", out.reshape(-1), spec.o_bias)
+
+    def _heads(self, i: int, name: str, x: Array, spec: AttentionSpec, heads: int) -> Array:
+        """q, k or v of one row, before rope: [heads, width]. ATTN-6: project, norm, clamp."""
+        y = self._project(i, name, x, spec.qkv_bias)
+        normed = spec.qk_norm != "none" and name != "v"
+        if normed and spec.qk_norm == "flat":
+            y = rms_norm(y, self.weights[f"layers.{i}.{name}_norm"], self.config.norm.eps)
+        y = y.reshape(heads, -1)
+        if normed and spec.qk_norm == "head":
+            y = rms_norm(y, self.weights[f"layers.{i}.{name}_norm"], self.config.norm.eps)
+        return y if spec.clip is None else np.clip(y, -spec.clip, spec.clip)
 
     def _project(self, i: int, name: str, x: Array, bias: bool) -> Array:
         y = matvec(self.weights[f"layers.{i}.{name}"], x)

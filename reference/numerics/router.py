@@ -28,11 +28,10 @@ def choose(scores: Array, k: int) -> Array:
 
 
 def route(logits: Array, spec: RouterSpec, k: int, layer: int) -> tuple[Array, Array]:
-    """One token's router logits [E] -> (experts [k] int32 in rank order, weights [k]).
+    """One token's router logits [E], bias included -> (experts [k] int32 in rank order, weights).
 
     Raises RequestFailed naming the layer when a score is NaN (ROUTE-4).
     """
-    # ROUTE-1: softmax over all E experts, in the dtype of the forward pass.
     with np.errstate(invalid="ignore"):
         scores = softmax(logits)
     # ROUTE-4: an infinite logit has no softmax either, and ends here too.
@@ -41,7 +40,8 @@ def route(logits: Array, spec: RouterSpec, k: int, layer: int) -> tuple[Array, A
     # ROUTE-2: chosen on the logits. Softmax keeps their order, but may round two of them together
     # or to zero, and then the choice would hang on the rounding of exp.
     experts = choose(logits, k)
-    weights = scores[experts]
+    # ROUTE-1: the softmax is over all E experts, or over the chosen K.
+    weights = softmax(logits[experts]) if spec.score == "topk_softmax" else scores[experts]
     # ROUTE-3: divide by the sum of the chosen K only if the description says so.
     if spec.renormalise:
         weights = weights / (ordered_sum(weights) + logits.dtype.type(spec.renorm_eps))

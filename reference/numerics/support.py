@@ -20,8 +20,6 @@ def check_supported(config: ModelConfig) -> None:
     """
     _demand("model", "norm.kind", config.norm.kind, ("rms",))
     _demand("model", "head_bias", config.head_bias, (False,))
-    _demand("model", "embed_scale", config.embed_scale, (1.0,))
-    _demand("model", "residual_scale", config.residual_scale, (1.0,))
     _demand("model", "logits_scale", config.logits_scale, (1.0,))
     for i, layer in enumerate(config.layers):
         where = f"layer {i}"
@@ -39,8 +37,6 @@ def _demand(where: str, name: str, value: object, known: tuple[object, ...]) -> 
 
 def _check_attention(where: str, spec: AttentionSpec) -> None:
     _demand(where, "attention.kind", spec.kind, ("gqa",))
-    _demand(where, "qk_norm", spec.qk_norm, ("none", "head"))
-    _demand(where, "clip", spec.clip, (None,))
     _demand(where, "sinks", spec.sinks, (False,))
     _demand(where, "heads % kv_heads", spec.heads % spec.kv_heads, (0,))
     if spec.rope is not None:
@@ -58,8 +54,7 @@ def _check_activation(where: str, spec: ActivationSpec) -> None:
 
 
 def _check_router(where: str, spec: RouterSpec) -> None:
-    _demand(where, "router.score", spec.score, ("softmax",))
-    _demand(where, "router.bias", spec.bias, (False,))
+    _demand(where, "router.score", spec.score, ("softmax", "topk_softmax"))
     _demand(where, "router.selection_bias", spec.selection_bias, (False,))
     _demand(where, "router.groups", spec.groups, (1,))
     _demand(where, "router.jitter", spec.jitter, (0.0,))
@@ -74,4 +69,3 @@ def _check_moe(where: str, spec: MoeSpec) -> None:
 
 def _check_dense(where: str, spec: DenseSpec) -> None:
     _check_activation(where, spec.activation)
-    _demand(where, "feed_forward.bias", spec.bias, (False,))
