@@ -64,6 +64,7 @@ VARIANTS: tuple[Variant, ...] = (
         "num_experts": ..., "num_local_experts": 8, "sliding_window": 0}),
     _v("llama-plain"),
     _v("llama-biases", {"attention_bias": True}),
+    _v("llama-all-biases", {"attention_bias": True, "mlp_bias": True}),
     _v("llama-tied-bf16", {"tie_word_embeddings": True}, dtype="BF16"),
     _v("llama-head-dim", {"head_dim": 12}),
     _v("llama-old-theta-sharded", {"spelling": "old", "rope_theta": 5e5}, shards=2),
