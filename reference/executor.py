@@ -22,7 +22,7 @@ class Text:
     """A running request: its tokens so far, its KV, and the visit in work.
 
     outputs [T, K, H]: what the visit's experts have given so far, kept apart by rank until the
-    last has run, so that the sum does not depend on the order in which they came (NUM-5).
+    last has run, so that the sum does not depend on the order in which they came (ROUTE-5).
     """
 
     handle: RequestHandle
