@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_impl.backend import aligned, backend
 from jax_impl.kernels import attention, rope
 from jax_impl.kernels.dots import dot, round_bf16, split_v1, widen_v0
 from jax_impl.kernels.experts import combine, experts_v0, experts_v1
@@ -320,3 +322,21 @@ def test_rotation_is_a_rotation_of_pairs(interleaved: bool) -> None:
     np.testing.assert_allclose(y[..., order[:4]], want.real, atol=3e-6)
     np.testing.assert_allclose(y[..., order[4:]], want.imag, atol=3e-6)
     np.testing.assert_array_equal(y[..., 8:], x[..., 8:])
+
+
+@pytest.mark.rule("JAX-11")
+def test_backend_record() -> None:
+    """The probe agrees with what is done here by hand, and knows an alignment that is too small."""
+    found = backend()
+    assert found is backend()
+    assert json.loads(json.dumps(found.record()))["platform"] == jax.default_backend()
+    if found.platform != "cpu":
+        pytest.skip("the rest is what the CPU does")
+    assert found.donation
+    assert found.zero_copy == 64
+    for alignment, in_place in ((64, True), (16, False)):
+        host = aligned(4096, alignment)
+        assert host.ctypes.data % alignment == 0
+        assert host.ctypes.data % (2 * alignment) != 0
+        there = jax.block_until_ready(jax.device_put(host))
+        assert (there.unsafe_buffer_pointer() == host.ctypes.data) == in_place
