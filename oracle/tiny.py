@@ -6,7 +6,7 @@ from typing import Any
 
 from oracle.checkpoint_writer import write_checkpoint
 
-__all__ = ["tiny_config", "write_checkpoint"]
+__all__ = ["sized_config", "tiny_config", "write_checkpoint"]
 
 _BASE: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "intermediate_size": 64},
@@ -57,3 +57,20 @@ def tiny_config(family: str, *, spelling: str = "new", **overrides: Any) -> dict
         config.update(rope_theta=theta, rope_scaling=None, torch_dtype="float32")
     config.update(overrides)
     return {key: value for key, value in config.items() if value is not ...}
+
+
+def sized_config(
+    expert_bytes: int, *, layers: int = 4, experts: int = 32, hidden: int = 256, item: int = 2
+) -> dict[str, Any]:
+    """A mixtral whose routed experts take at least `expert_bytes` and little more.
+
+    item   bytes a stored value (2: BF16 and F16, 4: F32). Attention and embeddings stay small.
+    """
+    each = -(-expert_bytes // (layers * experts * item * 3 * hidden))
+    return tiny_config(
+        "mixtral",
+        hidden_size=hidden,
+        intermediate_size=-(-each // 8) * 8,
+        num_hidden_layers=layers,
+        num_local_experts=experts,
+    )

@@ -16,8 +16,13 @@ def refused(call: Callable[[], Any], *words: str, kind: type[BadInput] = BadInpu
         call()
     message = str(caught.value)
     assert isinstance(caught.value, kind), f"{type(caught.value).__name__}: {message}"
-    assert message.isascii()
-    assert message.isprintable()
+    one_line(caught.value)
     for word in words:
         assert word in message, f"'{word}' is not in: {message}"
     return message
+
+
+def one_line(error: BadInput) -> None:
+    """Fails unless the message is one line of printable ASCII (FILE-1)."""
+    assert str(error).isascii()
+    assert str(error).isprintable()

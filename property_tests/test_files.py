@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.tiny import tiny_config, write_checkpoint
-from property_tests.refusals import refused
+from property_tests.refusals import one_line, refused
 from reference.files import regular, strict_json
 from reference.files.checkpoint import Checkpoint
 from reference.files.safetensors_header import MAX_HEADER, read_header
@@ -198,9 +198,7 @@ def test_reads_what_the_library_writes(
 @pytest.mark.rule("FILE-5", "FILE-6")
 @given(
     hits=st.lists(
-        st.tuples(
-            st.integers(0, 10_000), st.sampled_from(b'0123456789{}[]",:-.eaNBF \\u\x00\xff')
-        ),
+        st.tuples(st.integers(0, 10_000), st.sampled_from(b'0123456789{}[]",:-.eaNBF \\u\x00\xff')),
         min_size=1,
         max_size=3,
     )
@@ -218,8 +216,7 @@ def test_damage_is_refused_wherever_the_library_refuses(
     try:
         read_header(path)
     except BadInput as e:
-        assert str(e).isascii()
-        assert str(e).isprintable()
+        one_line(e)
         return
     with safetensors.safe_open(path, framework="numpy") as theirs:
         assert sorted(theirs.keys()) == sorted(read_header(path).tensors)
@@ -347,7 +344,9 @@ def spoil(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
             ("not in 'model-00001-of-00003.safetensors'", "x"),
         ),
         (
-            lambda i: i["weight_map"].update({"lm_head.weight": "model-00003-of-00003.safetensors"}),
+            lambda i: i["weight_map"].update(
+                {"lm_head.weight": "model-00003-of-00003.safetensors"}
+            ),
             ("lm_head.weight",),
         ),
         (lambda i: i["weight_map"].pop("lm_head.weight"), ()),

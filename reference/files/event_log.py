@@ -193,7 +193,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
                 try:
                     record = strict_json.parse(line, f"{where}:{number}")
                 except BadInput:
-                    if line.endswith(b"\n") or file.read(1):
+                    if log.complete or line.endswith(b"\n") or file.read(1):
                         raise
                     log.warning = f"{where}:{number}: cut off; the log is incomplete"
                     return log

@@ -53,7 +53,7 @@ class ExpertTensor:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """One way of storing the experts: role -> tensor, in the order of the roles."""
+    """One way of storing the experts (MODEL-13): role -> tensor, in the order of the roles."""
 
     name: str
     roles: dict[str, ExpertTensor]
