@@ -222,7 +222,7 @@ class Play:
         assert s.idle, f"deadlock: {s.key()}"
         assert len(self.over) == len(self.shapes)
         c = s.cache
-        assert not (c.holds or c.wanted or c.tasks or any(c.readers) or s.pending or s.fails)
+        assert not (c.holds or c.wanted or c.tasks or c.readers or c.flying or s.pending or s.fails)
         assert s.kv_free == self.options.kv_tokens // self.options.kv_block
         return self
 

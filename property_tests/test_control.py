@@ -473,8 +473,8 @@ def test_the_victim_by_hand(eviction: str, gone: set[tuple[int, int]]) -> None:
         return
     for step_id in list(s.steps):
         s.handle(Computed(step_id))
-    order = [s.key_of(s.cache.code[i]) for i in s.cache.order]
-    slot = s.cache.victim(1 * s.experts + 2, False, False)
+    order = [s.key_of(s.cache.code[i]) for i in s.cache.orders[0]]
+    slot = s.cache.victim(1 * s.experts + 2, False)
     assert slot is not None
     assert s.key_of(s.cache.code[slot]) == order[0]
 

@@ -3,9 +3,12 @@
 Experts are integers here, `code = layer ordinal * experts + expert`, so that copying and hashing
 stay cheap. A slot is FREE, LOADING (a transfer writes it), READY, or QUARANTINED: its transfer
 was given up but may still write, so nobody gets the slot until that ticket is heard of (CACHE-9).
+Every question costs what is kept or in flight, not what is cached: caches have thousands of slots.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 FREE, LOADING, READY, QUARANTINED = 0, 1, 2, 3
 
@@ -14,32 +17,33 @@ class ExpertCache:
     """Slots, recency and the three ways in which an expert is kept.
 
     holds    claims of visits that wait for all their experts together (CACHE-3)
-    readers  running steps that read the slot
-    fresh    loaded for a task and not yet used: kept while such a task waits (CACHE-4)
+    readers  slot -> running steps that read it
+    fresh    slots read for a task and not yet used: kept while such a task waits (CACHE-4)
 
     `wanted[code]` counts the waiting visits that have named the expert, `tasks[code]` those among
-    them that run it by itself, as soon as it is there. `order` lists READY slots, least recently
-    used first; it is the only recency there is.
+    them that run it by itself, as soon as it is there. `bulk` are the slots that came for a prompt.
+    `orders` list READY slots, least recently used first: one for all, or one a layer. That is the
+    only recency there is. `flying` maps tickets to the slots that they may still write.
     """
 
     __slots__ = (
-        "bulk", "code", "experts", "fresh", "holds", "in_layer", "next_ticket", "order",
-        "per_layer", "readers", "share", "slots", "state", "tasks", "ticket", "wanted", "where",
+        "bulk", "code", "experts", "flying", "free", "fresh", "holds", "in_layer", "next_ticket",
+        "orders", "per_layer", "readers", "share", "state", "tasks", "wanted", "where",
     )  # fmt: skip
 
     def __init__(self, slots: int, layers: int, experts: int, per_layer: bool) -> None:
-        self.slots = slots
         self.experts = max(1, experts)
         self.per_layer = per_layer
         self.share = max(1, slots // max(1, layers))
         self.code = [-1] * slots
         self.state = [FREE] * slots
-        self.ticket = [0] * slots
-        self.readers = [0] * slots
-        self.fresh = [False] * slots
-        self.bulk = [False] * slots
+        self.free = list(range(slots))[::-1]
         self.in_layer = [0] * max(1, layers)
-        self.order: list[int] = []
+        self.orders = [OrderedDict[int, None]() for _ in range(layers if per_layer else 1)]
+        self.flying: dict[int, int] = {}
+        self.readers: dict[int, int] = {}
+        self.fresh: dict[int, None] = {}
+        self.bulk: dict[int, None] = {}
         self.where: dict[int, int] = {}
         self.holds: dict[int, int] = {}
         self.wanted: dict[int, int] = {}
@@ -49,40 +53,42 @@ class ExpertCache:
     def copy(self) -> ExpertCache:
         """An independent copy."""
         new = ExpertCache.__new__(ExpertCache)
-        new.slots = self.slots
         new.experts = self.experts
         new.per_layer = self.per_layer
         new.share = self.share
-        new.next_ticket = self.next_ticket
         new.code = self.code[:]
         new.state = self.state[:]
-        new.ticket = self.ticket[:]
-        new.readers = self.readers[:]
-        new.fresh = self.fresh[:]
-        new.bulk = self.bulk[:]
+        new.free = self.free[:]
         new.in_layer = self.in_layer[:]
-        new.order = self.order[:]
+        new.orders = [order.copy() for order in self.orders]
+        new.flying = self.flying.copy()
+        new.readers = self.readers.copy()
+        new.fresh = self.fresh.copy()
+        new.bulk = self.bulk.copy()
         new.where = self.where.copy()
         new.holds = self.holds.copy()
         new.wanted = self.wanted.copy()
         new.tasks = self.tasks.copy()
+        new.next_ticket = self.next_ticket
         return new
 
     def key(self) -> tuple:
         """What the future depends on, slots unnumbered: they are interchangeable.
 
-        READY experts in order of recency, transfers in order of issue, then the quarantined.
-        Claims and wants follow from the requests' state and are left out.
+        READY experts in order of recency, transfers in order of issue. Claims, wants and readers
+        follow from the requests' state and are left out.
         """
         code, fresh, bulk, state = self.code, self.fresh, self.bulk, self.state
-        ready = tuple([(code[s], fresh[s], bulk[s]) for s in self.order])
-        moving = [
-            (self.ticket[s], state[s], code[s], fresh[s], bulk[s])
-            for s in range(self.slots)
-            if state[s] == LOADING or state[s] == QUARANTINED
-        ]
-        moving.sort()
-        return ready, tuple([m[1:] for m in moving])
+        place = {s: i for i, s in enumerate(bulk)}  # prompts' slots go in order of arrival
+        return (
+            tuple([
+                tuple([(code[s], s in fresh, place.get(s, -1)) for s in order])
+                for order in self.orders
+            ]),
+            tuple([
+                (state[s], code[s], s in fresh, place.get(s, -1)) for s in self.flying.values()
+            ]),
+        )  # fmt: skip
 
     # -- questions -------------------------------------------------------------------------
 
@@ -91,110 +97,130 @@ class ExpertCache:
         slot = self.where.get(code)
         return slot is not None and self.state[slot] == READY
 
-    def coming(self, code: int) -> bool:
-        """The expert can be read now or is being transferred."""
-        return code in self.where
-
     def loading(self) -> int:
         """Transfers whose slot still belongs to them."""
-        return sum(1 for s in self.state if s == LOADING)
+        return sum(1 for s in self.flying.values() if self.state[s] == LOADING)
 
-    def evictable(self, slot: int, strict: bool = False) -> bool:
-        """The slot may be overwritten; `strict` also spares what a waiting visit named."""
-        if self.state[slot] != READY or self.readers[slot]:
-            return False
+    def evictable(self, slot: int) -> bool:
+        """The slot may be overwritten."""
         code = self.code[slot]
-        if code in self.holds or (self.fresh[slot] and code in self.tasks):
-            return False
-        return not (strict and code in self.wanted)
+        return (
+            self.state[slot] == READY
+            and slot not in self.readers
+            and code not in self.holds
+            and not (slot in self.fresh and code in self.tasks)
+        )
 
-    def available(self, strict: bool = False) -> int:
-        """Slots that could be given away now."""
-        free = sum(1 for s in self.state if s == FREE)
-        return free + sum(1 for s in self.order if self.evictable(s, strict))
+    def room(self, slots: int) -> bool:
+        """At least so many slots could be given away now."""
+        most = len(self.code) - len(self.flying)
+        if most - len(self.holds) - len(self.readers) - len(self.fresh) >= slots:
+            return True  # even if all that is kept lay in slots of its own
+        kept = {self.where[c] for c in self.holds if self.present(c)}
+        kept.update(self.readers)
+        kept.update(s for s in self.fresh if self.state[s] == READY and self.code[s] in self.tasks)
+        return most - len(kept) >= slots
 
     # -- giving a slot away (CACHE-5, CACHE-6) -----------------------------------------------
 
-    def victim(self, code: int, strict: bool, bulk_only: bool) -> int | None:
+    def victim(self, code: int, strict: bool) -> int | None:
         """The slot to overwrite with `code`: a free one, else the least recently used that may go.
 
         per-layer: within the newcomer's layer once that layer has its even share of the slots,
-        else from the layer that is furthest above its share. Not a partition. An expert that a
-        waiting visit has named goes only when nothing else may (never, with `strict`).
+        else from the layer that has most. Not a partition. An expert that a waiting visit has
+        named goes only when nothing else may (never, with `strict`).
         """
-        if not bulk_only:
-            for slot in range(self.slots):
-                if self.state[slot] == FREE:
-                    return slot
-        able = [s for s in self.order if self.evictable(s, strict)]
-        if bulk_only:
-            able = [s for s in able if self.bulk[s]]
-        able = [s for s in able if self.code[s] not in self.wanted] or able
-        if not able:
-            return None
+        if self.free:
+            return self.free[-1]
         if not self.per_layer:
-            return able[0]
+            return self._oldest(self.orders[0], strict)
         layer = code // self.experts
-        own = [s for s in able if self.code[s] // self.experts == layer]
-        if own and self.in_layer[layer] >= self.share:
-            return own[0]
-        rich = max(self.in_layer[self.code[s] // self.experts] for s in able)
-        return next(s for s in able if self.in_layer[self.code[s] // self.experts] == rich)
+        layers = sorted(range(len(self.in_layer)), key=lambda i: -self.in_layer[i])
+        if self.in_layer[layer] >= self.share:
+            layers.insert(0, layer)  # its own first
+        fallback = None
+        for other in layers:
+            slot = self._oldest(self.orders[other], strict)
+            if slot is not None and self.code[slot] not in self.wanted:
+                return slot
+            fallback = slot if fallback is None else fallback
+        return fallback
+
+    def bulk_victim(self) -> int | None:
+        """Like `victim`, among the slots that came for prompts; the first to come goes first."""
+        return self._oldest(self.bulk, False)
+
+    def _oldest(self, order: dict[int, None], strict: bool) -> int | None:
+        fallback = None
+        for slot in order:
+            if self.evictable(slot):
+                if self.code[slot] not in self.wanted:
+                    return slot
+                if fallback is None and not strict:
+                    fallback = slot
+        return fallback
+
+    def _order(self, slot: int) -> OrderedDict[int, None]:
+        return self.orders[self.code[slot] // self.experts if self.per_layer else 0]
 
     def begin(self, slot: int, code: int, fresh: bool, bulk: bool) -> int:
         """Start a transfer of `code` into `slot`; what lay there is gone. Returns the ticket."""
         if self.state[slot] == READY:
+            del self._order(slot)[slot]
             self._forget(slot)
+        self.free.pop()  # this slot: `victim` offers the last, `_forget` puts it last
         self.state[slot] = LOADING
         self.code[slot] = code
-        self.fresh[slot] = fresh
-        self.bulk[slot] = bulk
+        if fresh:
+            self.fresh[slot] = None
+        if bulk:
+            self.bulk[slot] = None
         self.where[code] = slot
         self.in_layer[code // self.experts] += 1
-        self.ticket[slot] = self.next_ticket
+        ticket = self.next_ticket
         self.next_ticket += 1
-        return self.ticket[slot]
+        self.flying[ticket] = slot
+        return ticket
 
     def _forget(self, slot: int) -> None:
-        if self.state[slot] == READY:
-            self.order.remove(slot)
         del self.where[self.code[slot]]
         self.in_layer[self.code[slot] // self.experts] -= 1
+        self.fresh.pop(slot, None)
+        self.bulk.pop(slot, None)
+        self._set_free(slot)
+
+    def _set_free(self, slot: int) -> None:
         self.state[slot] = FREE
         self.code[slot] = -1
-        self.ticket[slot] = 0
-        self.fresh[slot] = self.bulk[slot] = False
+        self.free.append(slot)
 
     # -- completions -----------------------------------------------------------------------
 
-    def slot_of_ticket(self, ticket: int) -> int | None:
-        """The slot that this transfer writes, or None when it no longer concerns any (CACHE-8)."""
-        try:
-            return self.ticket.index(ticket)
-        except ValueError:
-            return None
-
-    def loaded(self, slot: int) -> None:
-        """The transfer has ended well. A quarantined slot becomes free, its content unused."""
-        self.ticket[slot] = 0
+    def loaded(self, ticket: int) -> int:
+        """The transfer has ended well; returns its expert. A quarantined slot becomes free, its
+        content unused (-1)."""
+        slot = self.flying.pop(ticket)
         if self.state[slot] == QUARANTINED:
-            self.state[slot] = FREE
-            return
-        self.state[slot] = READY
-        self.order.append(slot)
-
-    def failed(self, slot: int, drained: bool) -> int:
-        """The transfer has failed; returns the expert it was for, or -1 if that was known."""
-        if self.state[slot] == QUARANTINED:
-            if drained:
-                self.state[slot] = FREE
-                self.ticket[slot] = 0
+            self._set_free(slot)
             return -1
-        code, ticket = self.code[slot], self.ticket[slot]
-        self._forget(slot)
-        if not drained:
-            self.state[slot] = QUARANTINED
-            self.ticket[slot] = ticket
+        self.state[slot] = READY
+        self._order(slot)[slot] = None
+        return self.code[slot]
+
+    def failed(self, ticket: int, drained: bool) -> int:
+        """The transfer has failed; returns the expert it was for, or -1 if that was known."""
+        slot = self.flying[ticket]
+        known = self.state[slot] == QUARANTINED
+        code = -1 if known else self.code[slot]
+        if not known:
+            self._forget(slot)
+            if not drained:
+                self.free.pop()
+                self.state[slot] = QUARANTINED
+        elif drained:
+            self._set_free(slot)
+        if drained:
+            del self.flying[ticket]
         return code
 
     # -- use -------------------------------------------------------------------------------
@@ -206,20 +232,19 @@ class ExpertCache:
         afterwards, so that prompts do not flush what decoding visits live on (FETCH-4).
         """
         slot = self.where[code]
-        self.readers[slot] += 1
-        self.fresh[slot] = False
+        self.readers[slot] = self.readers.get(slot, 0) + 1
+        self.fresh.pop(slot, None)
+        if not bulk:
+            self.bulk.pop(slot, None)
         if not bulk or promote:
-            self.bulk[slot] = self.bulk[slot] and bulk
-            self.order.remove(slot)
-            self.order.append(slot)
-        elif self.bulk[slot]:
-            self.order.remove(slot)
-            self.order.insert(0, slot)
+            self._order(slot).move_to_end(slot)
+        elif slot in self.bulk:
+            self._order(slot).move_to_end(slot, last=False)
         return slot
 
     def release(self, slot: int) -> None:
         """A step that read the slot is over."""
-        self.readers[slot] -= 1
+        add(self.readers, (slot,), -1)
 
     def want(self, codes: tuple[int, ...], by: int, task: bool) -> None:
         """Count (+1) or discount (-1) a waiting visit's named experts."""

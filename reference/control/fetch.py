@@ -63,7 +63,7 @@ def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -
             code, slot, bulk = found
         elif s.pending:
             code, bulk = s.pending[0], False
-            slot = s.cache.victim(code, False, False)
+            slot = s.cache.victim(code, False)
             if slot is None:
                 break  # a step still reads what may go
             del s.pending[0]
@@ -113,10 +113,7 @@ def _waiting(s: Scheduler) -> list[Request]:
 def _bulk_in_use(s: Scheduler) -> int:
     """Slots that a prompt's load has taken and that a prompt still waits to use."""
     c = s.cache
-    return sum(
-        c.bulk[i] and (c.state[i] == LOADING or (c.fresh[i] and c.code[i] in c.tasks))
-        for i in range(c.slots)
-    )
+    return sum(c.state[i] == LOADING or (i in c.fresh and c.code[i] in c.tasks) for i in c.bulk)
 
 
 def _task(s: Scheduler, r: Request) -> int | None:
@@ -145,7 +142,7 @@ def _next_demand(s: Scheduler, choose: Chooser) -> tuple[tuple[int, int, bool] |
             r = min(bulk, key=lambda r: (r.progress, r.number))
             code = _task(s, r)
             assert code is not None
-            slot = _slot_for_task(s, code, sum(s.cache.bulk) >= cap)
+            slot = _slot_for_task(s, code, len(s.cache.bulk) >= cap)
             return (None, True) if slot is None else ((code, slot, True), False)
     if decode:
         r = _pick(s, decode, choose)
@@ -174,9 +171,9 @@ def _pick(s: Scheduler, visits: list[Request], choose: Chooser) -> Request:
 
 def _slot_for_task(s: Scheduler, code: int, bulk_only: bool) -> int | None:
     """A slot, unless what is left is promised to claims that wait for the channel."""
-    if s.cache.available() <= len(s.pending):
+    if not s.cache.room(len(s.pending) + 1):
         return None
-    return s.cache.victim(code, False, bulk_only)
+    return s.cache.bulk_victim() if bulk_only else s.cache.victim(code, False)
 
 
 def _lockstep_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, bool] | None:
@@ -186,7 +183,7 @@ def _lockstep_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, boo
         return None
     wanted = s.cache.wanted
     code = min(codes, key=lambda c: (-wanted[c], c))
-    slot = s.cache.victim(code, True, False)
+    slot = s.cache.victim(code, True)
     return None if slot is None else (code, slot, False)
 
 
@@ -195,7 +192,7 @@ def _claim(s: Scheduler, r: Request) -> bool:
     c = s.cache
     c.hold(r.need, 1)
     lacking = [code for code in r.need if s.absent(code)]
-    if c.available() < len(s.pending) + len(lacking):
+    if not c.room(len(s.pending) + len(lacking)):
         c.hold(r.need, -1)
         return False
     r.claimed = True

@@ -115,7 +115,7 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
                 if code not in slots:
                     slots[code] = cache.read(code, r.bulk, promote)
                 elif not r.bulk:
-                    cache.bulk[slots[code]] = False
+                    cache.bulk.pop(slots[code], None)
         if r.claimed:
             cache.hold(codes, -1)
             r.claimed = False

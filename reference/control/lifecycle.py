@@ -121,18 +121,13 @@ def predicted(s: Scheduler, e: ev.Predicted) -> None:
 
 def loaded(s: Scheduler, e: ev.Loaded) -> None:
     """CACHE-7: the expert can be read from now on."""
-    slot = current_slot(s, e.ticket)
-    if slot is not None:
-        s.fails.pop(s.cache.code[slot], None)
-        s.cache.loaded(slot)
+    if current(s, e.ticket):
+        s.fails.pop(s.cache.loaded(e.ticket), None)
 
 
 def load_failed(s: Scheduler, e: ev.LoadFailed) -> None:
     """FETCH-6: try again a bounded number of times, then fail those who need the expert."""
-    slot = current_slot(s, e.ticket)
-    if slot is None:
-        return
-    code = s.cache.failed(slot, e.drained)
+    code = s.cache.failed(e.ticket, e.drained) if current(s, e.ticket) else -1
     if code < 0:
         return
     fails = s.fails.get(code, 0) + 1
@@ -163,11 +158,11 @@ def doom(s: Scheduler, r: Request, error: str) -> None:
     r.doomed = ("error", error)
 
 
-def current_slot(s: Scheduler, ticket: int) -> int | None:
-    """CACHE-8: the slot of a current ticket; None for one that no longer concerns any."""
+def current(s: Scheduler, ticket: int) -> bool:
+    """CACHE-8: the ticket still concerns a slot; otherwise its completion changes nothing."""
     if not 0 < ticket < s.cache.next_ticket:
         raise IllegalEvent(f"ticket {ticket} was never issued")
-    return s.cache.slot_of_ticket(ticket)
+    return ticket in s.cache.flying
 
 
 def computed(s: Scheduler, e: ev.Computed) -> None:

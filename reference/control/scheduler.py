@@ -24,9 +24,10 @@ class Scheduler:
     """The control plane of one engine. Not thread-safe: one owner feeds and asks it."""
 
     __slots__ = (
-        "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "front", "kv_free",
-        "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step", "options", "pending",
-        "queue", "routed_order", "running", "steps", "steps_since_bulk", "terminal",
+        "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "floor", "front",
+        "kv_free", "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step",
+        "options", "pending", "queue", "routed_order", "running", "steps", "steps_since_bulk",
+        "terminal",
     )  # fmt: skip
 
     def __init__(self, options: ControlOptions) -> None:
@@ -50,6 +51,7 @@ class Scheduler:
         self.clock = [0, 0]
         self.kv_free = options.kv_tokens // options.kv_block
         self.front = -1
+        self.floor = 0
         self.next_step = 1
         self.last_number = -1
         self.loads_since_bulk = 0
@@ -70,6 +72,7 @@ class Scheduler:
         on. `choose(options)` picks among equally good choices."""
         actions, self.terminal = self.terminal, []
         admit(self, actions)
+        self.floor = self.least(False)
         if self.lockstep:
             advance_front(self)
         if self.options.layers:
@@ -81,9 +84,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing queued, running, loading or computing, and nothing left to say."""
-        return not (
-            self.queue or self.running or self.steps or self.terminal or any(self.cache.ticket)
-        )
+        return not (self.queue or self.running or self.steps or self.terminal or self.cache.flying)
 
     # -- for the explorer ------------------------------------------------------------------
 
@@ -107,6 +108,7 @@ class Scheduler:
         new.clock = self.clock[:]
         new.kv_free = self.kv_free
         new.front = self.front
+        new.floor = self.floor
         new.next_step = self.next_step
         new.last_number = self.last_number
         new.loads_since_bulk = self.loads_since_bulk
@@ -161,7 +163,7 @@ class Scheduler:
 
     def eligible(self, r: Request) -> bool:
         """SCHED-7: nobody who decodes gets `max_lag` visits ahead of the least advanced."""
-        return self.lockstep or r.bulk or r.progress - self.least(False) < self.max_lag
+        return self.lockstep or r.bulk or r.progress - self.floor < self.max_lag
 
     def decoding(self) -> bool:
         """Somebody is past its prompt."""
