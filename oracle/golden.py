@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from reference.files.requests import Request
+from reference.vocab.errors import RequestFailed
+
 HERE = Path(__file__).parent / "goldens"
 MANIFEST, LOGITS = HERE / "goldens.json", HERE / "logits.safetensors"
 NEW_TOKENS = 8
@@ -35,6 +38,30 @@ class Answer:
 
 Engine = Callable[[Path, list[list[int]], int], list[Answer]]
 """(checkpoint directory, prompts, new tokens) -> one answer a prompt; stop tokens are ignored."""
+
+
+def through(open_engine: Callable[[Path], Any]) -> Engine:
+    """The public engine API as an `Engine`: all prompts are submitted at once.
+
+    open_engine(path) gives a ReferenceEngine or JaxEngine that ignores stop tokens.
+    """
+
+    def run(path: Path, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
+        rows: list[dict[int, np.ndarray]] = [{} for _ in prompts]
+        with open_engine(path) as engine:
+            handles = [
+                engine.submit(Request(str(n), tuple(p), new_tokens), on_logits=rows[n].__setitem__)
+                for n, p in enumerate(prompts)
+            ]
+            results = [handle.result(timeout_s=120) for handle in handles]
+        if errors := [r.error for r in results if r.finish_reason != "length"]:
+            raise RequestFailed(str(errors))
+        return [
+            Answer(np.stack([rows[n][i] for i in range(len(p))]), list(results[n].tokens))
+            for n, p in enumerate(prompts)
+        ]
+
+    return run
 
 
 @dataclass(frozen=True)

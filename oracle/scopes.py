@@ -138,5 +138,26 @@ SCOPES: dict[str, Scope] = {
             "arrivals-k1", "requests come while others run", (2, 2, 1, 2), [(1, 2), (1, 1), (1, 1)],
             initial=1,
         ),
+        _scope(
+            "kv-k1", "room for one of three at a time, one can never fit",
+            (1, 2, 1, 1), [(1, 1), (2, 1), (1, 2), (9, 9)], kv_tokens=4, max_running=2,
+        ),
+        _scope(
+            "lost-k1", "an expert that cannot be read",
+            (1, 2, 1, 1), [(1, 1), (1, 1)], retries=1, load_faults=3, undrained=True,
+        ),
+        _scope(
+            "failed-k2", "steps fail, for all of their requests or for one",
+            (1, 3, 2, 3), [(1, 1), (1, 2)], step_faults=2, stops=True,
+        ),
+        _scope(
+            "cancel-k2", "cancels and a failed load while claims wait",
+            (2, 3, 2, 3), [(1, 1), (1, 1)], load_faults=1, cancels=1, batch=True,
+        ),
+        _scope(
+            "drain-k1", "drain and cancel at every point, also while results are owed",
+            (2, 2, 1, 1), [(1, 1), (1, 1), (1, 1)], initial=1, max_running=2, drains=1, cancels=1,
+            split=True,
+        ),
     )
 }  # fmt: skip

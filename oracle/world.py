@@ -19,9 +19,10 @@ from reference.vocab.ids import ENTRY, Visit
 
 FREE, LOADING, READY, QUARANTINED = 0, 1, 2, 3
 QUEUED, WAITING, RUNNING, OWED, ENDED = 0, 1, 2, 3, 4
-NUMBER, PROMPT, NEW, PHASE, CHUNK, STAGE, NEED, PART, LAST, TOKENS, WHY, MADE = range(12)
+NUMBER, PROMPT, NEW, PHASE, CHUNK, STAGE, NEED, PART, LAST, TOKENS, WHY, MADE, LOST = range(13)
 """PART: experts in the running step. LAST: the visit ends with it. WHY: bits of the
-reasons to end. MADE: visits of one row ended (bounds the request's lead)."""
+reasons to end. MADE: visits of one row ended (bounds the request's lead).
+LOST: per needed expert, in 4 bits, how often its load failed while the request needed it."""
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 4, 8
 REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERROR}
 
@@ -53,7 +54,7 @@ class World:
     """One state of the environment; `copy` is cheap and `key` canonical."""
 
     __slots__ = (
-        "arrived", "cancels", "code", "draining", "drains", "fails", "farthest", "live", "load_faults",
+        "arrived", "cancels", "code", "draining", "drains", "fails", "live", "load_faults",
         "newest_step", "newest_ticket", "scope", "state", "step", "step_faults", "ticket",
     )  # fmt: skip
 
@@ -74,8 +75,6 @@ class World:
         self.drains = scope.drains
         self.draining = False
         self.newest_ticket = self.newest_step = 0
-        self.farthest = 0
-        """The greatest MADE so far; it only excuses, so it is not part of the key."""
 
     def copy(self) -> World:
         new = World.__new__(World)
@@ -94,7 +93,6 @@ class World:
         new.draining = self.draining
         new.newest_ticket = self.newest_ticket
         new.newest_step = self.newest_step
-        new.farthest = self.farthest
         return new
 
     def key(self, named: bool) -> tuple:
@@ -228,7 +226,7 @@ class World:
 
     def _arrived(self, e: ev.Arrived) -> None:
         self.arrived += 1
-        new = [e.request, e.prompt_len, e.max_new_tokens, QUEUED, 0, -1, 0, 0, 0, 0, 0, 0]
+        new = [e.request, e.prompt_len, e.max_new_tokens, QUEUED, 0, -1, 0, 0, 0, 0, 0, 0, 0]
         self.live.append(new)
 
     def _loaded(self, e: ev.Loaded) -> None:
@@ -237,8 +235,16 @@ class World:
             self.state[slot], self.ticket[slot] = FREE, 0
             return
         self.state[slot], self.ticket[slot] = READY, 0
-        if self.fails:
-            self.fails = {c: n for c, n in self.fails.items() if c != self.code[slot]}
+        code = self.code[slot]
+        if code in self.fails:
+            self.fails = {c: n for c, n in self.fails.items() if c != code}
+            for r, shift in self._needing(code):
+                r[LOST] &= ~(15 << shift)
+
+    def _needing(self, code: int) -> list[tuple[list[int], int]]:
+        """Requests that need the expert, with the place of its count in LOST."""
+        stage, expert = divmod(code, self.scope.options.experts)
+        return [(r, 4 * expert) for r in self.live if r[STAGE] == stage and r[NEED] >> expert & 1]
 
     def _load_failed(self, e: ev.LoadFailed) -> None:
         slot = self.ticket.index(e.ticket)
@@ -246,6 +252,10 @@ class World:
             self.load_faults -= 1
             code = self.code[slot]
             self.fails = {**self.fails, code: self.fails.get(code, 0) + 1}
+            for r, shift in self._needing(code):
+                r[LOST] += 1 << shift
+                if r[LOST] >> shift & 15 > self.scope.options.retries:
+                    r[WHY] |= ERROR
         self.code[slot] = -1
         if e.drained:
             self.state[slot], self.ticket[slot] = FREE, 0
@@ -275,7 +285,6 @@ class World:
             else:
                 if self.scope.rows(r[CHUNK], r[PROMPT]) == 1:
                     r[MADE] += 1
-                    self.farthest = max(self.farthest, r[MADE])
                 if self._owes(r):
                     r[PHASE] = OWED
                 else:
@@ -291,7 +300,7 @@ class World:
         if r is not None:
             r[STAGE] += 1
             r[NEED] = sum({1 << x for token in e.experts for x in token})
-            r[PHASE] = WAITING
+            r[PHASE], r[LOST] = WAITING, 0
 
     def _sampled(self, e: ev.Sampled) -> None:
         r = self.find(e.request)
@@ -371,7 +380,7 @@ class World:
         members = []
         for visit, of_part, last in a.parts:
             r = self.find(visit.request)
-            if r is None or r[PHASE] == QUEUED or r[PHASE] == ENDED or r[WHY]:
+            if r is None or r[PHASE] == QUEUED or r[PHASE] == ENDED or r[WHY] & CANCELLED:
                 return "S2", f"{a}: request {visit.request} does not run"
             mask = 0
             for expert in of_part:
@@ -442,7 +451,7 @@ class World:
             phase = r[PHASE]
             if phase == QUEUED:
                 queued = True
-            if phase == ENDED or (r[WHY] and (phase == QUEUED or phase == WAITING)):
+            if phase == ENDED or (r[WHY] and (phase in (QUEUED, WAITING))):
                 return "L3", f"(e) not finished: {r}"
         if lanes and channels and self.live and not self.moving:
             return "L3", f"(a) nothing is in flight while these wait: {self.live}"
@@ -475,8 +484,8 @@ class World:
             reads = self.step is not None and slot in self.step[2]
             if state == QUARANTINED:
                 kept += 1
-            elif (state == LOADING or reads) and not needs[code // experts] >> code % experts & 1:
-                kept += 1
+            elif state == LOADING or reads:
+                kept += not needs[code // experts] >> code % experts & 1
         return kept + sum(n.bit_count() for n in needs) <= len(self.code)
 
     def _here(self, r: list[int]) -> int:
@@ -514,12 +523,10 @@ class World:
         return self._room()
 
     def _admissible(self) -> Fault | None:
-        """The first in the queue fits and no lag bound can be in the way."""
+        """The first in the queue must not fit (ADMIT-2)."""
         scope = self.scope
         running = [r for r in self.live if r[PHASE] != QUEUED]
         if self.draining or len(running) >= scope.options.max_running:
-            return None
-        if scope.interleaved and self.farthest >= scope.lag_bound:
             return None
         first = next(r for r in self.live if r[PHASE] == QUEUED)
         held = sum(scope.reserved(r[PROMPT], r[NEW]) for r in [*running, first])

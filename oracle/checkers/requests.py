@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oracle.checkers.records import LogView, Violation, parts_of
+from oracle.checkers.records import LogView, Record, Violation, parts_of
+
+Key = tuple[int, int]
 
 _QUEUED, _RUNNING, _OVER = "queued", "running", "over"
 
@@ -46,13 +48,13 @@ def check_s2(log: LogView) -> Iterator[Violation]:
     """S2: Arrived, then Reject | Finish | Admit .. Finish; nothing after; the reason is true."""
     lives: dict[int, _Life] = {}
     steps: dict[int, tuple[int, ...]] = {}
-    load_failed = False
+    reads = _Reads(log.head.retries)
     draining = False
 
     for line in log.lines:
         record, name, at = line.record, line.name, line.number
         if name == "Arrived":
-            life = _Life(record["max_new_tokens"])
+            life = _Life(record["prompt_len"], record["max_new_tokens"])
             lives.setdefault(record["request"], life)
         elif name == "Cancelled":
             life = lives.get(record["request"])
@@ -60,8 +62,8 @@ def check_s2(log: LogView) -> Iterator[Violation]:
                 life.cancelled = True
         elif name == "Drain":
             draining = True
-        elif name == "LoadFailed":
-            load_failed = True
+        elif name in ("Load", "Loaded", "LoadFailed"):
+            reads.see(name, record)
         elif name == "Compute":
             steps[record["step"]] = tuple(dict.fromkeys(part[0] for part in parts_of(record)))
             for request in steps[record["step"]]:
@@ -98,30 +100,62 @@ def check_s2(log: LogView) -> Iterator[Violation]:
             else:
                 if name == "Sampled" and life.state == _RUNNING:
                     life.sample(record["stop"])
+                if name == "Routed":
+                    layer = record["visit"][2]
+                    life.needs = {(layer, e) for row in record["experts"] for e in row}
                 life.late = False
         elif line.kind == "action" and name in ("Admit", "Finish", "Reject"):
             request = record["request"]
             life = lives.get(request)
             if life is None:
                 continue
-            fault = life.act(name, record.get("reason"), load_failed, draining)
+            lost = bool(life.needs & reads.lost)
+            fault = life.act(name, record.get("reason"), lost, draining)
+            if name == "Reject" and not fault and not draining:
+                size = log.head.reserved(life.prompt_len, life.max_new)
+                fault = "" if size > log.head.kv_tokens else "it fits"
             if life.in_step and not fault:
                 fault = "its step still runs"
             if fault:
                 yield Violation("S2", at, f"{name} of request {request}: {fault}")
 
 
+class _Reads:
+    """Experts whose load has failed more often in a row than it may be tried again (FETCH-6)."""
+
+    def __init__(self, retries: int) -> None:
+        self.retries = retries
+        self.key_of: dict[int, Key] = {}
+        self.fails: dict[Key, int] = {}
+        self.told: set[int] = set()
+        self.lost: set[Key] = set()
+
+    def see(self, name: str, record: Record) -> None:
+        ticket = record["ticket"]
+        if name == "Load":
+            self.key_of[ticket] = (record["key"][0], record["key"][1])
+            return
+        key = self.key_of.get(ticket, (-1, -1))
+        if ticket in self.told:
+            return  # the late completion of a transfer that was given up
+        self.told.add(ticket)
+        self.fails[key] = 0 if name == "Loaded" else self.fails.get(key, 0) + 1
+        (self.lost.add if self.fails[key] > self.retries else self.lost.discard)(key)
+
+
 class _Life:
     """One request's state, and what entitles it to each reason of ending."""
 
-    def __init__(self, max_new: int) -> None:
+    def __init__(self, prompt_len: int, max_new: int) -> None:
         self.state = _QUEUED
+        self.prompt_len = prompt_len
         self.max_new = max_new
         self.sampled = 0
         self.stopped = False
         self.cancelled = False
         self.failed = False
         self.in_step = False
+        self.needs: set[Key] = set()
         self.late = False
         """Over while its step still ran: that step may report one result more."""
 
@@ -134,7 +168,7 @@ class _Life:
         self.sampled += 1
         self.stopped |= stop
 
-    def act(self, name: str, reason: object, load_failed: bool, draining: bool) -> str:
+    def act(self, name: str, reason: object, lost: bool, draining: bool) -> str:
         """Make the transition; return what is wrong with it, or an empty text."""
         before, fault = self.state, ""
         if before == _OVER:
@@ -155,7 +189,7 @@ class _Life:
             "stop": self.stopped,
             "length": self.ending and not (self.stopped and self.sampled < self.max_new),
             "cancelled": self.cancelled,
-            "error": self.failed or load_failed,
+            "error": self.failed or lost,
             "drained": draining and before == _QUEUED,
         }
         if reason not in entitled:

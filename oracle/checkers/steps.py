@@ -84,8 +84,8 @@ def check_s9(log: LogView) -> Iterator[Violation]:
     """
     tag: dict[int, Key] = {}
     target: dict[int, tuple[int, Key]] = {}
-    written: dict[int, object] = {}
-    """Slot -> the checksum of its last completed write (None: not told); absent: not written."""
+    written: set[int] = set()
+    """Slots with a completion since their newest Load."""
     sums: dict[Key, object] = {}
 
     for line in log.lines:
@@ -93,10 +93,11 @@ def check_s9(log: LogView) -> Iterator[Violation]:
         if line.name == "Load":
             slot, key = record["slot"], tuple(record["key"])
             tag[slot], target[record["ticket"]] = key, (slot, key)
-            written.pop(slot, None)
+            written.discard(slot)
         elif line.name == "Loaded":
             slot, key = target.get(record["ticket"], (-1, (-1, -1)))
-            written[slot] = told = record.get("sum")
+            written.add(slot)
+            told = record.get("sum")
             if told is not None and sums.setdefault(key, told) != told:
                 text = f"expert {key} loads with checksum {told}, before it was {sums[key]}"
                 yield Violation("S9", at, text)
@@ -109,6 +110,6 @@ def check_s9(log: LogView) -> Iterator[Violation]:
                     yield Violation("S9", at, f"{where}, which holds {tag.get(slot)}")
                 elif slot not in written:
                     yield Violation("S9", at, f"{where} before its load completed")
-                elif told is not None and written[slot] not in (None, told):
-                    text = f"{where} with checksum {told}, loaded was {written[slot]}"
+                elif told is not None and sums.get(key, told) != told:
+                    text = f"{where} with checksum {told}, loaded was {sums[key]}"
                     yield Violation("S9", at, text)

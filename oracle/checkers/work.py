@@ -22,6 +22,9 @@ class _Request:
         self.tokens = 0
         self.chunk = 0
         self.cancelled = False
+        """Given up: by the caller, or because an expert cannot be read."""
+        self.fails: dict[Key, int] = {}
+        """How often the load of an expert failed in a row while this request needed it."""
         self.made = 0
         """Visits of one row that it has ended: its progress is never further ahead than that."""
 
@@ -39,8 +42,6 @@ class _Board:
         self.undrained: set[int] = set()
         self.resident: dict[Key, int] = {}
         self.draining = False
-        self.farthest = 0
-        """The greatest `made` of all requests, ended ones included."""
 
     @property
     def lag_bound(self) -> int:
@@ -79,7 +80,7 @@ class _Board:
         if request and request.stage == "owed":
             request.layer = record["visit"][2]
             request.needs = {(request.layer, e) for row in record["experts"] for e in row}
-            request.stage = "ready"
+            request.stage, request.fails = "ready", {}
 
     def _event_Sampled(self, record, line) -> None:
         request = self.requests.get(record["request"])
@@ -96,12 +97,24 @@ class _Board:
         ticket = record["ticket"]
         if ticket in self.loading:
             self.resident[self.key_of[ticket]] = self.slot_of[ticket]
+            for request in self.running():
+                request.fails.pop(self.key_of[ticket], None)
         self.loading.discard(ticket)
         self.undrained.discard(ticket)
 
     def _event_LoadFailed(self, record, line) -> None:
-        self.loading.discard(record["ticket"])
-        (self.undrained.discard if record["drained"] else self.undrained.add)(record["ticket"])
+        ticket = record["ticket"]
+        if ticket in self.loading:
+            self._lose(self.key_of[ticket])
+        self.loading.discard(ticket)
+        (self.undrained.discard if record["drained"] else self.undrained.add)(ticket)
+
+    def _lose(self, key: Key) -> None:
+        for request in self.running():
+            if key in request.needs:
+                request.fails[key] = request.fails.get(key, 0) + 1
+                if request.fails[key] > self.head.retries:
+                    request.cancelled = True
 
     def _event_Computed(self, record, line) -> None:
         self._over(record["step"], set())
@@ -123,7 +136,6 @@ class _Board:
                 request.stage = "ready"
             else:
                 request.made += not self.bulk(request)
-                self.farthest = max(self.farthest, request.made)
                 later = any(layer > request.layer for layer in self.head.layers)
                 final = request.chunk >= self.head.prompt_chunks(request.prompt_len) - 1
                 if later or final:
@@ -244,12 +256,10 @@ def _loadable(board: _Board, r: _Request) -> set[Key]:
 
 
 def _admissible(board: _Board) -> int | None:
-    """The first in the queue, when it fits and no lag bound can be in the way."""
+    """The first in the queue, when it fits (ADMIT-2)."""
     head, running = board.head, board.running()
     queued = [(n, r) for n, r in board.requests.items() if r.stage == "queued"]
     if not queued or board.draining or len(running) >= head.max_running:
-        return None
-    if head.grouping == "interleaved" and board.farthest >= board.lag_bound:
         return None
     number, first = queued[0]
     held = sum(head.reserved(r.prompt_len, r.max_new) for r in running)
