@@ -178,9 +178,11 @@ class ReferenceEngine:
             return handle
 
     def cancel(self, number: int) -> None:
-        """Cancel a request at the present moment of virtual time."""
+        """Cancel a request now, or as soon as it arrives."""
         with self._lock:
-            self.loop.at(self.loop.now, lambda: [Cancelled(number)])
+            if handle := self.executor.handles.get(number):
+                at = max(self.loop.now, handle.request.arrival_s)
+                self.loop.at(at, lambda: [Cancelled(number)])
 
     def drain(self) -> None:
         """Refuse what waits; what runs goes on."""

@@ -134,5 +134,4 @@ def totals_of(engine: Any) -> dict[str, Any]:
     """Where the time went, from an engine that is closed. Raises what the engine died of."""
     if failure := getattr(engine, "failure", None):
         raise failure
-    totals: Any = engine.totals
-    return totals() if callable(totals) else totals
+    return engine.totals if isinstance(engine.totals, dict) else engine.totals()

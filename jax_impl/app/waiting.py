@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,8 @@ class Interrupt:
         if self.noted:
             raise KeyboardInterrupt
         self.noted = True
+        # Not through sys.stderr: the handler may have come in the middle of a line of its.
+        os.write(2, b"interrupted: cancelling what runs (again to stop at once)\n")
 
 
 def run_all(
@@ -81,7 +84,6 @@ def run_all(
         while not handle.wait(LOOK_S):
             if interrupt.noted and not cancelled:
                 cancelled = True
-                progress.say("interrupted: cancelling what runs (again to stop at once)")
                 for each in submitted:
                     each.cancel()
             look()
