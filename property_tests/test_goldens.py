@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jax_impl.engine import JaxEngine
 from oracle import golden
-from oracle.golden import NEW_TOKENS, TOLERANCE, Answer, compare, judge
+from oracle.golden import NEW_TOKENS, TOLERANCE, Answer, compare, judge, through
 from oracle.variants import VARIANTS, by_name
+from reference.engine import ReferenceEngine
 from reference.files.checkpoint import Checkpoint
 from reference.numerics import attention, model
 from reference.numerics.naive import naive_greedy, naive_logits
@@ -26,7 +28,9 @@ BLOCK = 16  # several KV blocks in the longest prompt
 def numpy_engine(path: Path, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
     ckpt = Checkpoint.open(path)
     return [
-        Answer(naive_logits(ckpt, p, kv_block=BLOCK), naive_greedy(ckpt, p, new_tokens))
+        Answer(
+            naive_logits(ckpt, p, kv_block=BLOCK), naive_greedy(ckpt, p, new_tokens, kv_block=BLOCK)
+        )
         for p in prompts
     ]
 
@@ -43,6 +47,43 @@ def test_numpy_says_what_transformers_said(name: str, tmp_path: Path) -> None:
     verdict = compare(name, by_name(name).write(tmp_path), numpy_engine)
     assert verdict.good, verdict
     assert verdict.error < TOLERANCE / 10, verdict  # measured: at most 3.4e-6
+
+
+OPTIONS: dict[str, Any] = {
+    "memory": "40%", "ignore_eos": True, "kv_block": BLOCK, "chunk": 8, "max_running": 4,
+    "max_rows": 16,
+}  # fmt: skip
+# Their one respect is also that of another variant; each is a compilation of its own.
+COVERED = {
+    "mixtral-window", "mixtral-head-dim", "mixtral-mha-top1", "llama-biases", "llama-mha-f16", "llama-head-dim",
+    "qwen3_moe-tied-bf16",
+}  # fmt: skip
+
+
+@pytest.mark.rule("NUM-10")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_engine_says_so(name: str, tmp_path: Path) -> None:
+    """Three requests at once under a budget, in prompt chunks."""
+    engine = through(lambda path: ReferenceEngine.open(path, **OPTIONS))
+    path = by_name(name).write(tmp_path)
+    verdict = compare(name, path, engine)
+    assert verdict.good, verdict
+    # To the bit what the model gives without any engine: other chunks, no budget.
+    prompts = golden.golden(name).prompts
+    for a, b in zip(engine(path, prompts, 1), numpy_engine(path, prompts, 1), strict=True):
+        assert a.logits.tobytes() == b.logits.tobytes()
+
+
+@pytest.mark.rule("NUM-10")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in COVERED else []) for n in NAMES]
+)
+def test_the_jax_engine_says_so(name: str, tmp_path: Path) -> None:
+    """The same, compiled. Measured: at most 3.9e-6."""
+    path = by_name(name).write(tmp_path)
+    verdict = compare(name, path, through(lambda path: JaxEngine.open(path, **OPTIONS)))
+    assert verdict.good, verdict
+    assert verdict.error < TOLERANCE / 10, verdict
 
 
 @pytest.mark.skipif(
