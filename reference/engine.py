@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,6 @@ class ReferenceEngine:
         """The event log so far, head first (with keep_log)."""
         return [self._log.head, *self._log.records]
 
-    @property
     def totals(self) -> dict[str, Any]:
         """Virtual seconds, computing and transferring; loads, bytes, steps, and the bound."""
         t = self.loop.totals
@@ -153,29 +152,53 @@ class ReferenceEngine:
         self,
         request: Request,
         *,
-        want_logits: bool = False,
+        logits: bool = False,
         on_logits: Callable[[int, np.ndarray], None] | None = None,
     ) -> RequestHandle:
         """Let a request of token ids arrive, at its arrival_s or now, whichever is later.
 
-        Raises BadInput for ids out of range, for a text prompt and without max_new_tokens.
+        `logits` keeps the logits of every position in its result; `on_logits(position, row)` is
+        called with each. Raises BadInput for ids out of range, for a text prompt, without
+        max_new_tokens, and for more tokens than the model takes.
         """
         check_ids(request, self.config.vocab)
         if isinstance(request.prompt, str) or not request.prompt:
             raise BadInput(f"request '{request.id}': prompt: token ids expected, at least one")
         if request.max_new_tokens is None:
             raise BadInput(f"request '{request.id}': max_new_tokens: not given")
+        if len(request.prompt) + request.max_new_tokens > self.config.max_position:
+            raise BadInput(
+                f"request '{request.id}': {len(request.prompt)} prompt tokens and "
+                f"{request.max_new_tokens} new ones; the model takes {self.config.max_position}"
+            )
         with self._lock:
             if self._closed:
                 raise BadInput("the engine is closed")
             number, self._next = self._next, self._next + 1
             at = max(request.arrival_s, self.loop.now)
-            handle = _Handle(request, number, at, self.cancel, want_logits, on_logits)
+            handle = _Handle(request, number, at, self.cancel, logits, on_logits)
             handle.drive = self._drive
             self.executor.submitted(handle)
             arrived = Arrived(number, len(request.prompt), request.max_new_tokens)
             self.loop.at(at, lambda: [arrived])
             return handle
+
+    def submit_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        logits: bool = False,
+        on_logits: Callable[[int, np.ndarray], None] | None = None,
+    ) -> list[RequestHandle]:
+        """Like `submit`, for several."""
+        return [self.submit(r, logits=logits, on_logits=on_logits) for r in requests]
+
+    def why(self) -> str:
+        """One line on what limited the run so far."""
+        t = self.totals()
+        limit = "computing" if t["compute_s"] >= t["channel_s"] else "reading experts"
+        share = t["bound_s"] / t["seconds"] if t["seconds"] else 1.0
+        return f"virtual time: {limit} was the bound; {share:.0%} of the time was at it"
 
     def cancel(self, number: int) -> None:
         """Cancel a request now, or as soon as it arrives."""
@@ -208,7 +231,7 @@ class ReferenceEngine:
             for number in list(self.executor.handles):
                 self.cancel(number)
             self.loop.run()
-            self._log.end(self.totals)
+            self._log.end(self.totals())
             self._log.close()
             self.checkpoint.close()
 
