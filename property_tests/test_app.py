@@ -88,6 +88,8 @@ def test_no_command_shows_the_overview(capsys: Capture) -> None:
         (BadInput("a: bad\n  thing\x1b[31m"), 2, "covey check: a: bad thing?[31m"),
         (CoveyError("the run failed"), 1, "covey check: the run failed"),
         (KeyboardInterrupt(), 130, "covey check: interrupted"),
+        (OSError(28, "No space left on device"), 1, "covey check: No space left on device"),
+        (OSError(13, "Permission denied", "a"), 1, "covey check: a: Permission denied"),
     ],
 )
 def test_failures_are_one_line(
@@ -101,6 +103,18 @@ def test_failures_are_one_line(
     monkeypatch.setattr(check, "read_log", fail)
     assert app.main(["check", "x"]) == status
     assert capsys.readouterr() == ("", line + "\n")
+
+
+@pytest.mark.rule("APP-1", "APP-3")
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run([sys.executable, "-m", "jax_impl.app.main", "--help"],
+                              stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.rule("APP-1")

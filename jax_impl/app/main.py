@@ -56,37 +56,47 @@ def version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; the entry point of `covey`.
 
-    An expected failure (CoveyError) is one line on standard error, without a traceback (APP-1).
-    Anything else that escapes is a bug and keeps its traceback.
+    An expected failure is one line on standard error, without a traceback (APP-1). Anything that
+    is neither a CoveyError nor the machine's refusal (OSError) is a bug and keeps its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    name = f"covey {words[0]}" if words and words[0] in COMMANDS else "covey"
+    try:
+        status = dispatch(words)
+        sys.stdout.flush()
+        return status
+    except CoveyError as error:
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def dispatch(words: Sequence[str]) -> int:
+    """The command that `words` name; its exit status."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
     if words[0] == "--version":
         print(version())
         return 0
-    command, rest = words[0], words[1:]
-    if command not in COMMANDS:
-        print(f"covey: no command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+    if words[0] not in COMMANDS:
+        print(f"covey: no command {words[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        args = parser_of(command).parse_args(rest)
-        status: int = args.execute(args)
-        sys.stdout.flush()
-        return status
-    except CoveyError as error:
-        print(f"covey {command}: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is left to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print(f"covey {command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except SystemExit as stop:
+        args = parser_of(words[0]).parse_args(words[1:])
+    except SystemExit as stop:  # argparse has said why, or has shown the help
         return stop.code if isinstance(stop.code, int) else 2
+    return args.execute(args)
 
 
 def one_line(error: BaseException) -> str:
