@@ -155,10 +155,12 @@ def _m(name: str, module: str, old: str, new: str, declared: str, *scopes: str) 
 
 MUTANTS: Sequence[Mutant] = (
     _m(
-        "arrival-replaces-queue", LIFE,
-        "s.queue.append(Request(e.request, e.prompt_len, e.max_new_tokens, blocks))",
-        "s.queue = [Request(e.request, e.prompt_len, e.max_new_tokens, blocks)]",
-        "S1", "visit-k2-s2",
+        "cancel-in-queue-untold", LIFE, 's.terminal.append(Finish(e.request, "cancelled"))', "pass",
+        "S1", "drain-k1",
+    ),
+    _m(
+        "drain-untold", LIFE, 's.terminal.append(Reject(q.number, "draining"))', "pass",
+        "S1", "drain-k1",
     ),
     _m(
         "finish-twice", LIFE,
@@ -181,8 +183,8 @@ MUTANTS: Sequence[Mutant] = (
         "S3", "visit-k2-s2",
     ),
     _m(
-        "ticket-of-the-slot", CACHE, "self.ticket[slot] = self.next_ticket",
-        "self.ticket[slot] = slot + 1", "S3", "visit-k2-s2",
+        "ticket-of-the-slot", CACHE, "        ticket = self.next_ticket\n        self",
+        "        ticket = slot + 1\n        self", "S3", "visit-k2-s2",
     ),
     _m("step-reused", GROUP, "s.next_step += 1", "pass", "S4", "visit-k2-s2"),
     _m(
@@ -194,16 +196,16 @@ MUTANTS: Sequence[Mutant] = (
         "S5", "lockstep-k2-s3",
     ),
     _m(
-        "evict-while-read", CACHE, "if self.state[slot] != READY or self.readers[slot]:",
-        "if self.state[slot] != READY:", "S6", "expert-k2-s2",
+        "evict-while-read", CACHE, "and slot not in self.readers\n",
+        "and True\n", "S6", "bulk-k2-s3",
     ),
     _m(
         "quarantined-slot-is-free", CACHE, "if not drained:", "if drained and not drained:",
         "S7", "faults-k1",
     ),
     _m(
-        "believes-late-completion", LIFE, "code = s.cache.failed(slot, e.drained)",
-        "code = s.cache.failed(slot, e.drained) if e.drained else -1", "S8", "faults-k1",
+        "believes-late-completion", LIFE, "e.drained) if current(s, e.ticket) else -1",
+        "e.drained) if e.drained and current(s, e.ticket) else -1", "S8", "faults-k1",
     ),
     _m(
         "slots-by-number", GROUP, "sorted((code % per_layer, slot) for code, slot in slots.items())",
@@ -240,16 +242,17 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "claim-outlives-request", LIFE, "s.cache.hold(r.need, -1)", "pass", "L1", "cancel-k2",
     ),
+    _m("claims-hold-nothing", CACHE, "add(self.holds, codes, by)", "pass", "L1", "visit-k2-s3"),
     _m("claim-outlives-step", GROUP, "cache.hold(codes, -1)", "pass", "L1", "visit-k2-s3"),
     _m(
-        "evict-claimed", CACHE, "if code in self.holds or (", "if (", "L1", "visit-k2-s3",
+        "evict-claimed", CACHE, "and code not in self.holds\n", "and True\n", "L1", "bulk-k2-s3", "three-k2-s4",
     ),
     _m(
-        "evict-unused", CACHE, "or (self.fresh[slot] and code in self.tasks)", "or False",
+        "evict-unused", CACHE, "        if fresh:\n", "        if False:\n",
         "L2", "expert-k2-s2", "expert-k2-s3",
     ),
     _m(
-        "reader-never-leaves", CACHE, "self.readers[slot] -= 1", "pass", "L1", "expert-k2-s2",
+        "reader-never-leaves", CACHE, "add(self.readers, (slot,), -1)", "pass", "L1", "expert-k2-s2",
     ),
     _m(
         "infeasible-admitted", LIFE, "elif blocks > o.kv_tokens // o.kv_block:", "elif False:",
@@ -266,12 +269,12 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "forgets-to-retry", LIFE, "s.pending.insert(0, code)", "pass", "L1", "faults-k1",
     ),
-    _m("newest-admitted-first", LIFE, "s.queue.pop(0)", "s.queue.pop()", "L3", "drain-k1"),
+    _m("newest-admitted-first", LIFE, "s.queue.pop(0)", "s.queue.pop()", "S2", "visit-k2-s2"),
     _m(
         "retries-for-ever", LIFE, "if fails <= s.options.retries:", "if True:", "L3", "lost-k1",
     ),
     _m(
-        "failed-step-forgiven", LIFE, "e.requests or numbers", "e.requests", "S2", "failed-k2",
+        "failed-step-forgiven", LIFE, "e.requests or numbers", "e.requests", "L1", "failed-k2",
     ),
     _m(
         "drain-keeps-queue", LIFE, "    s.queue = []\n", "", "S2", "drain-k1",

@@ -135,6 +135,10 @@ SCOPES: dict[str, Scope] = {
             (2, 4, 2, 3), [(3, 1), (1, 2)],
         ),
         _scope(
+            "three-k2-s4", "three visits contend: claims wait for claims",
+            (1, 4, 2, 4), [(1, 2), (1, 2), (1, 1)], suite="long",
+        ),
+        _scope(
             "arrivals-k1", "requests come while others run", (2, 2, 1, 2), [(1, 2), (1, 1), (1, 1)],
             initial=1,
         ),

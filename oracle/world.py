@@ -412,6 +412,8 @@ class World:
         if isinstance(a, Admit):
             if r[PHASE] != QUEUED or r[WHY] or self.draining:
                 return "S2", f"{a}: {r}"
+            if any(x[PHASE] == QUEUED and not x[WHY] and x[NUMBER] < r[NUMBER] for x in self.live):
+                return "S2", f"{a}: not the first in the queue"
             r[PHASE] = WAITING
             running = [x for x in self.live if x[PHASE] != QUEUED]
             held = sum(self.scope.reserved(x[PROMPT], x[NEW]) for x in running)

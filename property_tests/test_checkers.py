@@ -168,6 +168,11 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S2", "ended before", insert(END, act("Finish", request=1, reason="stop", error=""))),
     ("S2", "runs already", insert({"step": 2}, act("Admit", request=0))),
     ("S2", "which is over", insert({"step": 2}, act("Finish", request=1, reason="stop", error=""))),
+    (
+        "S2",
+        "came before",
+        both(drop(action="Admit", request=0), insert({"step": 1}, act("Admit", request=0))),
+    ),
     ("S2", "which is queued", drop(action="Admit", request=1)),
     ("S2", "after its end", insert(END, ev("Sampled", request=1, token=3, stop=False))),
     ("S2", "without its cause", edit({"action": "Finish", "request": 1}, reason="cancelled")),

@@ -114,6 +114,13 @@ def check_s2(log: LogView) -> Iterator[Violation]:
             if name == "Reject" and not fault and not draining:
                 size = log.head.reserved(life.prompt_len, life.max_new)
                 fault = "" if size > log.head.kv_tokens else "it fits"
+            if name == "Admit" and not fault:
+                earlier = [
+                    n
+                    for n, x in lives.items()
+                    if x.state == _QUEUED and not x.cancelled and n < request
+                ]
+                fault = f"{earlier} came before and are queued" if earlier else ""
             if life.in_step and not fault:
                 fault = "its step still runs"
             if fault:
