@@ -1,0 +1,120 @@
+"""The JAX engine under test: opened, watched, and judged by the checkers when it closes."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_impl.engine import JaxEngine
+from oracle.checkers import check_log
+from oracle.tiny import tiny_config, write_checkpoint
+from reference.files.requests import Request
+from reference.handle import Result
+
+FOLDER = Path(tempfile.mkdtemp(prefix="covey-tests-"))
+COMPILED = FOLDER / "compiled"
+LIMIT_S = 60.0
+
+SMALL: dict[str, Any] = {
+    "compile_cache": COMPILED, "chunk": 4, "max_running": 8, "max_rows": 8, "kv_tokens": 1024,
+    "kv_block": 16, "keep_log": True, "ignore_eos": True,
+}  # fmt: skip
+"""Options that all small tests share, so that they share compiled code too."""
+
+
+@functools.cache
+def checkpoint(family: str = "qwen3_moe", **overrides: Any) -> Path:
+    """A tiny seeded checkpoint of the family, written once a session."""
+    name = "-".join([family, *(f"{k}={v}" for k, v in sorted(overrides.items()))])
+    dtype = overrides.pop("dtype", "F32")
+    pattern = overrides.pop("pattern", False)
+    path = FOLDER / name
+    return write_checkpoint(path, tiny_config(family, **overrides), dtype=dtype, pattern=pattern)
+
+
+@contextmanager
+def opened(
+    path: Path | None = None, memory: str | int = "50%", *, broken: bool = False, **options: Any
+) -> Iterator[JaxEngine]:
+    """An engine with SMALL options. On leaving: it did not crash (unless `broken`), nothing it
+    handed out is missing, and no checker objects to its log."""
+    engine = JaxEngine.open(path or checkpoint(), memory, **(SMALL | options))
+    try:
+        yield engine
+    finally:
+        engine.close()
+    if engine.failure is not None and not broken:
+        raise engine.failure
+    if not broken:
+        assert not any(engine._loop.missing().values()), engine._loop.missing()
+        assert engine._loop.transfers.idle in (0, engine.options.threads)
+    judge(engine, complete=not broken)
+
+
+def judge(engine: JaxEngine, complete: bool = True) -> None:
+    """The engine's own event log passes every checker."""
+    violations = check_log(engine.records, complete=complete)
+    assert not violations, "\n".join(map(str, violations[:5]))
+
+
+def request(name: str | int, prompt: int, new: int = 6, **more: Any) -> Request:
+    """A request with a prompt of so many ids, which depend on its name alone."""
+    start = sum(map(ord, str(name)))
+    ids = tuple((start * 7 + 13 * i + i * i) % 90 + 3 for i in range(prompt))
+    return Request(str(name), ids, new, **more)
+
+
+CROWD = [request(i, 3 + 4 * i, 5 + i % 3) for i in range(6)]
+MINIMUM = 2 * 3 * 32 * 16 * 4
+"""Bytes of K experts of `checkpoint()`: three float32 matrices of 32 x 16 each."""
+
+
+def results_of(engine: JaxEngine, requests: list[Request]) -> list[Result]:
+    """Submitted together, with logits, and waited for."""
+    handles = engine.submit_all(requests, logits=True)
+    return [h.result(LIMIT_S) for h in handles]
+
+
+def alone(asked: Request, path: Path | None = None, **options: Any) -> tuple[Any, np.ndarray]:
+    """(tokens, logits) of the request run by itself with every expert resident."""
+    return _alone(asked, path or checkpoint(), tuple(sorted(options.items())))
+
+
+@functools.cache
+def _alone(asked: Request, path: Path, options: tuple[tuple[str, Any], ...]) -> Any:
+    with opened(path, "100%", **dict(options)) as engine:
+        result = engine.submit(asked, logits=True).result(LIMIT_S)
+    assert result.error is None and result.logits is not None
+    return result.tokens, result.logits
+
+
+def same(result: Any, expected: tuple[Any, np.ndarray]) -> bool:
+    """Tokens and logits of a finished request, bit for bit."""
+    tokens, logits = expected
+    return (
+        result.error is None
+        and result.tokens == tokens
+        and result.logits.tobytes() == logits.tobytes()
+    )
+
+
+def events(engine: JaxEngine, name: str) -> list[dict[str, Any]]:
+    """The event or action records of one kind."""
+    return [r for r in engine.records[1:] if name in (r.get("event"), r.get("action"))]
+
+
+def statm() -> int:
+    """Anonymous memory of this process, resident or swapped out, in bytes."""
+    text = Path("/proc/self/status").read_text()
+    kb = {line.split(":")[0]: line.split()[1] for line in text.splitlines() if "kB" in line}
+    return (int(kb["RssAnon"]) + int(kb["VmSwap"])) * 1024

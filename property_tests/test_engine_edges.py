@@ -1,0 +1,196 @@
+"""The engine at its edges: what it refuses, what it compiles, what it says about its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from engines import (
+    CROWD,
+    LIMIT_S,
+    MINIMUM,
+    SMALL,
+    alone,
+    checkpoint,
+    events,
+    judge,
+    opened,
+    request,
+    results_of,
+)
+
+from jax_impl.compile_cache import use
+from jax_impl.engine import JaxEngine
+from jax_impl.totals import Totals, why
+from reference.files.checkpoint import Checkpoint
+from reference.files.event_log import read_log
+from reference.files.requests import Request
+from reference.vocab.errors import BadInput, BudgetTooSmall, Unsupported
+from reference.vocab.ids import ExpertKey
+
+BAD_REQUESTS = [
+    (Request("x", "some text", 4), "text"),
+    (Request("x", (), 4), "empty"),
+    (Request("x", (1, 96), 4), "96"),
+    (Request("x", (-1,), 4), "-1"),
+    (Request("x", (1,), None), "max_new_tokens"),
+    (Request("x", (1,), -1), "max_new_tokens"),
+    (Request("x", (1,) * 500, 13), "512"),
+    (Request("x", (1,), 4, stop=("\n",)), "stop text"),
+]
+
+
+@pytest.mark.rule("ENGINE-8")
+def test_bad_requests_are_refused_and_the_engine_goes_on() -> None:
+    with opened() as engine:
+        for asked, says in BAD_REQUESTS:
+            with pytest.raises(BadInput, match=says):
+                engine.submit(asked)
+            with pytest.raises(BadInput):
+                engine.submit_all([CROWD[0], asked])
+        assert engine.submit(CROWD[0]).result(LIMIT_S).tokens == alone(CROWD[0])[0]
+    assert len(events(engine, "Arrived")) == 1, "nothing of a refused batch was queued"
+
+
+@pytest.mark.rule("ENGINE-8", "ENGINE-12")
+def test_what_exceeds_the_kv_capacity_is_rejected_at_once_and_blocks_nobody() -> None:
+    with opened(kv_tokens=64) as engine:
+        big, small = engine.submit_all([request("big", 50, 30), CROWD[0]])
+        result = big.result(LIMIT_S)
+        assert result.finish_reason == "rejected" and "64" in (result.error or "")
+        assert small.result(LIMIT_S).tokens == alone(CROWD[0])[0]
+
+
+@pytest.mark.rule("ENGINE-3", "ENGINE-1")
+def test_the_budget_below_the_minimum_names_the_one_that_would_do() -> None:
+    with pytest.raises(BudgetTooSmall, match="12KiB") as told:
+        JaxEngine.open(checkpoint(), MINIMUM - 1, **SMALL)
+    assert told.value.exit_code == 2
+    with opened(memory="12KiB") as engine:
+        assert engine.sizes.slots == 2 and engine.sizes.budget == MINIMUM
+        assert engine.submit(CROWD[0]).result(LIMIT_S).tokens == alone(CROWD[0])[0]
+    with opened(memory="auto") as engine:
+        assert engine.sizes.slots == 24, "all of them, and no more"
+    with opened(memory="37%") as engine:
+        assert engine.sizes.slots == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"memory": "4 bananas"}, BadInput, "bananas"),
+        ({"prefetch": "psychic"}, Unsupported, "psychic"),
+        ({"scheduler": "chaos"}, BadInput, "chaos"),
+        ({"io": "smoke"}, Unsupported, "smoke"),
+        ({"compute": "f8"}, Unsupported, "f8"),
+        ({"threads": 0}, BadInput, "threads"),
+        ({"deadline_s": 0.0}, BadInput, "deadline_s"),
+        ({"kv_tokens": 7}, BadInput, "kv_tokens"),
+        ({"colour": "red"}, BadInput, "colour"),
+        ({"log": "/nowhere/at/all"}, BadInput, "/nowhere"),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_bad_options_are_refused(options: dict[str, Any], error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        JaxEngine.open(checkpoint(), **(SMALL | options))
+
+
+@pytest.mark.rule("ENGINE-10")
+def test_a_compile_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    loose.chmod(0o777)
+    with pytest.raises(BadInput, match="not private"):
+        use(loose)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="compile cache"):
+        use(tmp_path / "file")
+    assert use(None) is None
+
+
+@pytest.mark.rule("ENGINE-10")
+def test_everything_is_compiled_before_the_first_request() -> None:
+    said: list[str] = []
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **_: object) -> None:
+        if "compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with opened(memory="30%", progress=said.append) as engine:
+            assert compiled, "the listener hears of compiling"
+            compiled.clear()
+            results_of(engine, CROWD)
+            assert not compiled
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert any("compiled" in line for line in said) and any("experts fit" in line for line in said)
+
+
+@pytest.mark.rule("ENGINE-9")
+def test_totals_add_up_and_agree_with_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    with opened(memory="30%", log=log) as engine:
+        results = results_of(engine, CROWD)
+        live = engine.totals()
+    t = engine.totals()
+    assert live["tokens"] == t["tokens"] == sum(len(r.tokens) for r in results)
+    assert t["wall_s"] == pytest.approx(t["compute_s"] + t["waiting_s"] + t["other_s"])
+    loads = events(engine, "Load")
+    assert t["loads"] == len(loads) == len(events(engine, "Loaded"))
+    assert t["bytes"] == sum(r["bytes"] for r in loads)
+    assert t["steps"] == len(events(engine, "Compute"))
+    assert t["experts_named"] - t["hits"] >= len({tuple(r["key"]) for r in loads})
+    assert 0 < t["of_bound"] <= 1.0 and t["bound_s"] <= t["wall_s"]
+    assert t["ended"] == {"length": len(CROWD)}
+    assert t["prompt_tokens"] == sum(len(r.prompt) for r in CROWD)
+    assert sum(s for _, s in t["waited_for_layers"]) == pytest.approx(t["waiting_s"], abs=0.05)
+    text = engine.why()
+    assert "bound" in text and f"{t['tokens']} tokens" in text and "\n" not in text
+    stored = read_log(log)
+    assert stored.complete and stored.records == engine.records[1:]
+    assert stored.records[-1]["end"]["tokens"] == t["tokens"]
+    judge(engine)
+
+
+@pytest.mark.rule("ENGINE-9")
+def test_time_is_booked_under_what_was_going_on() -> None:
+    t, key = Totals(), ExpertKey(2, 7)
+    t.request_opened(10.0, 5)
+    t.load_started(11.0)
+    t.load_ended(13.0, key, 100, True)
+    t.step_started(13.5)
+    t.load_started(14.0)
+    t.step_ended(15.5, 1)
+    t.load_ended(16.0, ExpertKey(1, 1), 50, True)
+    t.request_ended(16.0, "length")
+    t.load_started(17.0)
+    t.load_ended(20.0, key, 100, True)
+    d = t.as_dict(30.0, rate=50.0)
+    assert (d["compute_s"], d["waiting_s"], d["other_s"]) == (2.0, 2.5, 1.5)
+    assert d["wall_s"] == 6.0 and d["channel_s"] == 4.0, "time without a request does not count"
+    assert d["fetch_s"] == 5.0 and d["bound_s"] == 5.0
+    assert d["waited_for_experts"] == [[2, 7, 2.0], [1, 1, 0.5]]
+    assert why(Totals().as_dict(1.0)) == "Nothing was run."
+
+
+def test_what_a_checkpoint_changes_between_opening_and_reading_is_noticed(tmp_path: Path) -> None:
+    from oracle.tiny import tiny_config, write_checkpoint
+
+    path = write_checkpoint(tmp_path / "m", tiny_config("qwen3_moe"))
+    real = Checkpoint.check_unchanged
+
+    def touched(self: Checkpoint, file: Path, fd: int | None = None) -> None:
+        if fd is None:
+            file.touch()
+        real(self, file, fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "check_unchanged", touched)
+        with pytest.raises(BadInput, match="changed"):
+            JaxEngine.open(path, "50%", **SMALL)
