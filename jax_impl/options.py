@@ -16,6 +16,7 @@ from reference.files.budget import (
     expert_budget,
     kv_capacity,
     parse_size,
+    round_up,
     slot_size,
     slots_for,
 )
@@ -147,8 +148,9 @@ def plan_sizes(ckpt: Checkpoint, options: EngineOptions) -> tuple[Sizes, int]:
 
 
 def bank_rows(options: EngineOptions) -> int:
-    """Token rows that can be in flight: one chunk of every running request."""
-    return options.max_running * options.chunk
+    """Token rows that can be in flight: one chunk of every running request. Rounded up, so that
+    options that differ a little share their executables."""
+    return round_up(options.max_running * options.chunk, 64)
 
 
 def control_options(

@@ -142,8 +142,13 @@ def _next_demand(s: Scheduler, choose: Chooser) -> tuple[tuple[int, int, bool] |
             r = min(bulk, key=lambda r: (r.progress, r.number))
             code = _task(s, r)
             assert code is not None
-            slot = _slot_for_task(s, code, len(s.cache.bulk) >= cap)
-            return (None, True) if slot is None else ((code, slot, True), False)
+            full = len(s.cache.bulk) >= cap
+            slot = _slot_for_task(s, code, full)
+            if slot is not None:
+                return (code, slot, True), False
+            if not full or s.pending:
+                return None, True
+            # A full share waits for its own slots; that is no reason to hold the others up.
     if decode:
         r = _pick(s, decode, choose)
         if s.claims:

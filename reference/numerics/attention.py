@@ -67,12 +67,11 @@ def merge(a: Partial | None, b: Partial) -> Partial:
     return Partial(peak, a.total * ca + b.total * cb, a.acc * ca[:, None] + b.acc * cb[:, None])
 
 
-def head_attention(
+def head_past(
     q: Array, kv: LayerKV, group: int, position: int, window: int | None, scale: np.floating
-) -> Array:
-    """The R = N/G query heads q [R, D] of KV head `group` at `position` -> [R, Dv].
-
-    Position itself must have been written (ATTN-1). ATTN-4: key j is visible iff
+) -> Partial | None:
+    """The R = N/G query heads q [R, D] of KV head `group` over the visible positions before
+    `position`; None when there are none. ATTN-4: key j is visible iff
     position - window < j <= position.
     """
     first = 0 if window is None else max(0, position - window + 1)
@@ -83,18 +82,61 @@ def head_attention(
         if lo < hi:
             k, v = kv.keys[b][group, lo:hi], kv.values[b][group, lo:hi]
             done = merge(done, part(q, k, v, scale))
+    return done
+
+
+def head_own(
+    done: Partial | None, q: Array, kv: LayerKV, group: int, position: int, scale: np.floating
+) -> Array:
+    """Merge the row's own position, which has been written (ATTN-1), and divide: [R, Dv]."""
     b, offset = divmod(position, kv.block)
     own = slice(offset, offset + 1)
     done = merge(done, part(q, kv.keys[b][group, own], kv.values[b][group, own], scale))
     return done.acc / done.total[:, None]
 
 
-def attend(q: Array, kv: LayerKV, position: int, window: int | None, scale: float) -> Array:
-    """q [N, D] at `position` -> [N, Dv]. ATTN-5: query head n belongs to KV head n // (N/G)."""
-    rep = q.shape[0] // kv.kv_heads
+def head_attention(
+    q: Array, kv: LayerKV, group: int, position: int, window: int | None, scale: np.floating
+) -> Array:
+    """One KV head, past and own position: [R, Dv]."""
+    done = head_past(q, kv, group, position, window, scale)
+    return head_own(done, q, kv, group, position, scale)
+
+
+def attend_past(
+    q: Array, kv: LayerKV, position: int, window: int | None, scale: float
+) -> list[Partial | None]:
+    """q [N, D] at `position`, one part a KV head: all that needs no key or value of its own."""
+    factor = q.dtype.type(scale)
+    return [
+        head_past(q[rows], kv, g, position, window, factor)
+        for g, rows in enumerate(_heads_of(q, kv))
+    ]
+
+
+def finish_with_own(
+    parts: list[Partial | None], q: Array, kv: LayerKV, position: int, scale: float
+) -> Array:
+    """What `attend_past` gave and the row's own position: [N, Dv]."""
     factor = q.dtype.type(scale)
     out = [
-        head_attention(q[g * rep : (g + 1) * rep], kv, g, position, window, factor)
-        for g in range(kv.kv_heads)
+        head_own(parts[g], q[rows], kv, g, position, factor)
+        for g, rows in enumerate(_heads_of(q, kv))
     ]
     return np.concatenate(out)
+
+
+def attend(q: Array, kv: LayerKV, position: int, window: int | None, scale: float) -> Array:
+    """q [N, D] at `position` -> [N, Dv], one KV head after another."""
+    factor = q.dtype.type(scale)
+    out = [
+        head_attention(q[rows], kv, g, position, window, factor)
+        for g, rows in enumerate(_heads_of(q, kv))
+    ]
+    return np.concatenate(out)
+
+
+def _heads_of(q: Array, kv: LayerKV) -> list[slice]:
+    """ATTN-5: query head n belongs to KV head n // (N/G)."""
+    rep = q.shape[0] // kv.kv_heads
+    return [slice(g * rep, (g + 1) * rep) for g in range(kv.kv_heads)]

@@ -220,18 +220,37 @@ class Model:
     def _attention(self, i: int, kv: LayerKV, row: Array, position: int) -> Array:
         """One row's residual [H] -> what attention adds to it [H]; writes its K and V first."""
         spec: AttentionSpec = self.config.layers[i].attention
-        x = rms_norm(row, self.weights[f"layers.{i}.attn_norm"], self.config.norm.eps)
-        q = self._heads(i, "q", x, spec, spec.heads)
-        k = self._heads(i, "k", x, spec, spec.kv_heads)
-        v = self._heads(i, "v", x, spec, spec.kv_heads)
-        if spec.rope is not None:
-            cos, sin = rotation(self._frequencies[spec.rope], position, self.dtype)
-            q = rotate(q, cos, sin, spec.rope.interleaved)
-            k = rotate(k, cos, sin, spec.rope.interleaved)
+        x = self.attention_input(i, row)
+        q = self.query(i, x, position)
         # ATTN-1: written, rounded, before anything reads them, this row included.
-        kv.write(position, round_kv(k, self.kv_dtype), round_kv(v, self.kv_dtype))
-        out = attend(q, kv, position, spec.window, spec.scale)
-        return self._project(i, "o", out.reshape(-1), spec.o_bias)
+        kv.write(position, *self.key_value(i, x, position))
+        return self.attention_output(i, attend(q, kv, position, spec.window, spec.scale))
+
+    def attention_input(self, i: int, row: Array) -> Array:
+        """What layer i's projections read, from the residual [H] of one row."""
+        return rms_norm(row, self.weights[f"layers.{i}.attn_norm"], self.config.norm.eps)
+
+    def query(self, i: int, x: Array, position: int) -> Array:
+        """q [N, D] of one row, rotated."""
+        spec = self.config.layers[i].attention
+        return self._rotated(spec, self._heads(i, "q", x, spec, spec.heads), position)
+
+    def key_value(self, i: int, x: Array, position: int) -> tuple[Array, Array]:
+        """k [G, D], rotated, and v [G, Dv] of one row, both rounded to the KV dtype."""
+        spec = self.config.layers[i].attention
+        k = self._rotated(spec, self._heads(i, "k", x, spec, spec.kv_heads), position)
+        v = self._heads(i, "v", x, spec, spec.kv_heads)
+        return round_kv(k, self.kv_dtype), round_kv(v, self.kv_dtype)
+
+    def attention_output(self, i: int, out: Array) -> Array:
+        """What attention adds to the residual [H], from its heads' values [N, Dv]."""
+        return self._project(i, "o", out.reshape(-1), self.config.layers[i].attention.o_bias)
+
+    def _rotated(self, spec: AttentionSpec, heads: Array, position: int) -> Array:
+        if spec.rope is None:
+            return heads
+        cos, sin = rotation(self._frequencies[spec.rope], position, self.dtype)
+        return rotate(heads, cos, sin, spec.rope.interleaved)
 
     def _heads(self, i: int, name: str, x: Array, spec: AttentionSpec, heads: int) -> Array:
         """q, k or v of one row, before rope: [heads, width]. ATTN-6: project, norm, clamp."""
