@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +40,51 @@ def count(word: str) -> int:
     return value
 
 
+def temperature(word: str) -> float:
+    """argparse type: a number from 0 to 1000, as a request file may have it."""
+    value = float(word)
+    if not 0 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{word}; a number from 0 to 1000 expected")
+    return value
+
+
+def one_of(allowed: Sequence[str]) -> dict[str, Any]:
+    """argparse keywords for a flag with a fixed set of words (APP-1)."""
+
+    def known(word: str) -> str:
+        if word not in allowed:
+            raise argparse.ArgumentTypeError(
+                f"unsupported {word!r}; supported: {', '.join(allowed)}")
+        return word
+
+    return {"type": known, "metavar": "{" + ",".join(allowed) + "}"}
+
+
 def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
     """Adds MODEL and the engine's flags; `vary` leaves out those that `verify` varies itself."""
     parser.add_argument("model", metavar="MODEL", type=Path,
                         help="folder with config.json and safetensors files")
     group = parser.add_argument_group("the engine")
-    group.add_argument("--engine", choices=ENGINES, default="jax",
+    group.add_argument("--engine", **one_of(ENGINES), default="jax",
                        help="jax: fast; reference: NumPy, for reading (default: jax)")
     group.add_argument("--memory", metavar="SIZE",
                        help="bytes for routed experts: 4GiB, 512MB, 40%% of them all, or auto")
     if not vary:
-        group.add_argument("--scheduler", choices=SCHEDULERS,
+        group.add_argument("--scheduler", **one_of(SCHEDULERS),
                            help="which ready visits run together")
-        group.add_argument("--readiness", choices=READINESS,
+        group.add_argument("--readiness", **one_of(READINESS),
                            help="visit: a visit runs when all its experts are there; "
                                 "expert: each expert's tokens run as soon as it is")
-        group.add_argument("--cache", choices=EVICTIONS, help="scope of the least recently used")
+        group.add_argument("--cache", **one_of(EVICTIONS), help="scope of the least recently used")
         group.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens a visit")
-    group.add_argument("--prefetch", choices=PREFETCHERS, help="loads before they are asked for")
+    group.add_argument("--prefetch", **one_of(PREFETCHERS), help="loads before they are asked for")
     group.add_argument("--max-running", type=positive, metavar="N", help="requests at a time")
     group.add_argument("--kv-tokens", type=positive, metavar="N",
                        help="tokens that the KV cache holds over all running requests")
     group.add_argument("--threads", type=positive, metavar="N", help="reads at a time (jax)")
-    group.add_argument("--io", choices=("auto", "direct", "buffered"),
+    group.add_argument("--io", **one_of(("auto", "direct", "buffered")),
                        help="around the page cache or through it (jax)")
-    group.add_argument("--compute", choices=("f32", "bf16"),
+    group.add_argument("--compute", **one_of(("f32", "bf16")),
                        help="precision of matrix products (jax)")
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
 

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                              "top_p, top_k, seed, stop}, or one document {requests: [...]}")
     parser.add_argument("--max-new-tokens", type=engines.count, metavar="N", default=32,
                         help="for requests that do not say (default: 32)")
-    parser.add_argument("--temperature", type=float, metavar="T",
+    parser.add_argument("--temperature", type=engines.temperature, metavar="T",
                         help="for requests that have 0 or do not say (default: greedy)")
     parser.add_argument("--ignore-eos", action="store_true",
                         help="go on to max_new_tokens whatever is sampled")
