@@ -25,9 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.layers import Bank, Layers, Piece, require_supported
+from jax_impl.probe import tiles_differ
 from jax_impl.programs import Programs, Progress, signature_of, signatures
 from jax_impl.resident import Resident
-from jax_impl.stages import ExpertTask, Pending, StageOut, padded, stage_plan
+from jax_impl.stages import (
+    ExpertTask,
+    Pending,
+    PlaceShape,
+    StageOut,
+    padded,
+    places,
+    stage_plan,
+    tiles,
+)
 from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import ENTRY
@@ -50,6 +60,9 @@ class JaxModel:
     max_len    longest prompt + max_new_tokens of a request (fixes the width of a block table)
     kv_block   tokens a KV block
     tile       rows a device call
+    wide       rows of a second, larger tile for prompts and many requests, or 0. It is used only if
+               the probe in `compile` finds the bits of the small one for every shape of this
+               checkpoint; afterwards `wide` is 0 if it did not, or if so many rows never meet
     compute    f32: weights widened exactly, float32 throughout; bf16: inputs of matrix products
                rounded to bfloat16, float32 accumulation
     kv_dtype   what K and V are rounded to when they are written
@@ -74,6 +87,7 @@ class JaxModel:
         max_len: int,
         kv_block: int = 64,
         tile: int = 8,
+        wide: int = 0,
         compute: Compute = "f32",
         kv_dtype: KvDtype = "f32",
     ) -> None:
@@ -89,6 +103,8 @@ class JaxModel:
         ):
             if value < 1:
                 raise BadInput(f"{name}: {value}, need at least 1")
+        if wide % tile:
+            raise BadInput(f"wide: {wide}, need a multiple of tile {tile} or 0")
         if compute not in ("f32", "bf16") or kv_dtype not in KV_DTYPES:
             raise Unsupported(
                 where,
@@ -96,8 +112,7 @@ class JaxModel:
                 "compute f32, bf16; kv_dtype f32, bf16, f16",
             )
         self.config, self.rows, self.tile, self.max_len = config, rows, tile, max_len
-        self._pad = kv_blocks
-        self._width = -(-max_len // kv_block)
+        self._shape = PlaceShape(3 + -(-max_len // kv_block), rows, kv_blocks)
         self._signatures = signatures(ckpt)
         self._held = Resident(ckpt, max_len, compute)
         self.non_expert_bytes_held = self._held.nbytes
@@ -110,27 +125,42 @@ class JaxModel:
             self._values.append(jnp.zeros((*shape, a.v_head_dim), KV_DTYPES[kv_dtype]))
         self.kv_bytes = sum(a.nbytes for a in (*self._keys, *self._values))
         # A dense model has neither expert inputs nor outputs.
-        wide, k = (rows + 1, config.top_k) if config.top_k else (1, 1)
+        banked, k = (rows + 1, config.top_k) if config.top_k else (1, 1)
         self._bank = Bank(
             jnp.zeros((rows + 1, config.hidden), jnp.float32),
-            jnp.zeros((wide, config.hidden), jnp.float32),
-            jnp.zeros((wide, k), jnp.float32),
+            jnp.zeros((banked, config.hidden), jnp.float32),
+            jnp.zeros((banked, k), jnp.float32),
         )
-        self._out = jnp.zeros((wide, k, config.hidden), jnp.float32)
+        self._out = jnp.zeros((banked, k, config.hidden), jnp.float32)
         self.bank_bytes = sum(a.nbytes for a in (*self._bank, self._out))
         self._plan = {start: stage_plan(config, start) for start in (ENTRY, *config.moe_layers)}
-        self._programs = Programs(Layers(config, compute, kv_dtype), tile)
+        self._programs = Programs(Layers(config, compute, kv_dtype))
+        # Before the probe only the small tile is used. A tile of as many rows as there are
+        # positions, rows or KV slots at most: the probe runs one text of that length.
+        self._candidate = wide if tile < wide <= min(rows, max_len, kv_blocks * kv_block) else 0
+        self.wide = 0
 
     def compile(self, progress: Progress = lambda text: None) -> None:
         """Compile every executable that a request can need; `progress` gets one line for each."""
+        self._compile(self.tile, progress)
+        if self._candidate:
+            self._compile(self._candidate, progress)
+            fault = tiles_differ(self, self._candidate)
+            self.wide = 0 if fault else self._candidate
+            told = (
+                f"differ in {fault} and are not used" if fault else f"give the bits of {self.tile}"
+            )
+            progress(f"tiles of {self._candidate} rows {told}")
+
+    def _compile(self, tile: int, progress: Progress) -> None:
         for plan in self._plan.values():
             for piece, layer in plan.pieces:
-                self._piece(piece, layer, progress)
+                self._piece(tile, piece, layer, progress)
             if plan.head is not None:
-                self._piece(plan.head, None, progress)
+                self._piece(tile, plan.head, None, progress)
         for signature in self._signatures:
-            for count in (1, FUSED):
-                self._programs.experts(signature, count, self._out, self._bank.x, progress)
+            for count in (1, FUSED) if tile == self.tile else (1,):
+                self._programs.experts(tile, signature, count, self._out, self._bank.x, progress)
 
     @property
     def programs(self) -> int:
@@ -162,22 +192,25 @@ class JaxModel:
         Returns when dispatched. The handles' memory may be overwritten only after `wait` or after
         `get` of a later `advance`.
         """
-        tiles: list[tuple[Any, np.ndarray]] = []
+        calls: list[tuple[Any, np.ndarray]] = []
         for handle, rows, ranks in tasks:
-            where = np.stack(
-                [padded(rows, self.tile, self.rows), padded(ranks, self.tile, 0)], axis=1
-            )
-            tiles += [(handle, w) for w in where]
+            split = tiles(len(rows), self.tile, self.wide)
+            length = sum(size for _, size in split)
+            where = np.stack([padded(rows, length, self.rows), padded(ranks, length, 0)])
+            calls += [(handle, where[:, first : first + size]) for first, size in split]
         at = 0
-        while at < len(tiles):
-            now = tiles[at : at + FUSED]
-            signature = signature_of(now[0][0])
-            if len(now) < FUSED or any(signature_of(h) != signature for h, _ in now[1:]):
+        while at < len(calls):
+            now = calls[at : at + FUSED]
+            kinds = {(w.shape[1], signature_of(h)) for h, w in now}
+            if len(now) < FUSED or len(kinds) > 1 or now[0][1].shape[1] != self.tile:
                 now = now[:1]
-            run = self._programs.experts(signature, len(now), self._out, self._bank.x)
+            handle, where = now[0]
+            run = self._programs.experts(
+                where.shape[1], signature_of(handle), len(now), self._out, self._bank.x
+            )
             # JAX-10: donated, so the old handle is dead once the call returns.
-            where = np.stack([w for _, w in now])
-            self._out = run(self._out, self._bank.x, where, tuple(h for h, _ in now))
+            each = np.stack([w for _, w in now])
+            self._out = run(self._out, self._bank.x, each, tuple(h for h, _ in now))
             at += len(now)
 
     def advance(
@@ -208,43 +241,28 @@ class JaxModel:
         want_logits: Sequence[bool],
     ) -> Pending:
         plan, told, logits = self._plan[start], [], []
-        at = self._places(rows, tokens, positions, tables) if plan.pieces else None
+        split = tiles(len(rows), self.tile, self.wide)
+        at = places(rows, tokens, positions, tables, self._shape, split) if plan.pieces else None
         for piece, i in plan.pieces:
             assert at is not None
-            run = self._piece(piece, i)
-            for tile in at:
+            for first, size in split:
+                run = self._piece(size, piece, i)
                 # JAX-10: donated, so the old handles are dead once the call returns.
                 self._bank, self._keys[i], self._values[i], spoken = run(
-                    tile, *self._arguments(piece, i)
+                    at[first : first + size], *self._arguments(piece, i)
                 )
                 if spoken is not None:
                     told.append(spoken)
         wanted: list[int] = []
         if plan.head is not None:
             wanted = [i for i, want in enumerate(want_logits) if want]
-            run = self._piece(plan.head, None)
-            for tile in padded([rows[i] for i in wanted], self.tile, self.rows):
-                logits.append(run(tile[:, None], *self._arguments(plan.head, None)))
+            split = tiles(len(wanted), self.tile, self.wide)
+            at = padded([rows[i] for i in wanted], sum(size for _, size in split), self.rows)
+            for first, size in split:
+                run = self._piece(size, plan.head, None)
+                there = at[first : first + size, None]
+                logits.append(run(there, *self._arguments(plan.head, None)))
         return Pending(plan.layer, len(rows), told, logits, wanted, self.wait)
-
-    def _places(
-        self,
-        rows: Sequence[int],
-        tokens: Sequence[int] | None,
-        positions: Sequence[int],
-        tables: Sequence[Sequence[int]],
-    ) -> np.ndarray:
-        """[tiles, T, 3 + W] int32; a fresh array, for the device may read it where it lies."""
-        n = len(rows)
-        at = np.full((-(-n // self.tile) * self.tile, 3 + self._width), self._pad, np.int32)
-        at[:, :3] = (self.rows, 0, 0)
-        at[:n, 0] = rows
-        if tokens is not None:
-            at[:n, 1] = tokens
-        at[:n, 2] = positions
-        for i, table in enumerate(tables):
-            at[i, 3 : 3 + len(table)] = table
-        return at.reshape(-1, self.tile, 3 + self._width)
 
     def _arguments(self, piece: Piece, i: int | None) -> tuple[Any, ...]:
         held = self._held
@@ -262,9 +280,11 @@ class JaxModel:
             held.turns[i],
         )
 
-    def _piece(self, piece: Piece, i: int | None, progress: Progress | None = None) -> Any:
-        width = 1 if i is None else 3 + self._width
-        return self._programs.piece(piece, i, width, self._arguments(piece, i), progress)
+    def _piece(
+        self, tile: int, piece: Piece, i: int | None, progress: Progress | None = None
+    ) -> Any:
+        width = 1 if i is None else self._shape.width
+        return self._programs.piece(tile, piece, i, width, self._arguments(piece, i), progress)
 
 
 def kv_block_bytes(config: ModelConfig, kv_block: int = 64, kv_dtype: KvDtype = "f32") -> int:

@@ -61,11 +61,11 @@ def compiled(
 class Programs:
     """The executables of one model; what is not there yet is compiled when asked for."""
 
-    def __init__(self, layers: Layers, tile: int) -> None:
-        self._layers, self._tile = layers, tile
-        self._by_layer: dict[tuple[str, int | None], Any] = {}
-        self._pieces: dict[tuple[Piece, str], Any] = {}
-        self._experts: dict[tuple[Signature, int], Any] = {}
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+        self._by_layer: dict[tuple[int, str, int | None], Any] = {}
+        self._pieces: dict[tuple[int, Piece, str], Any] = {}
+        self._experts: dict[tuple[int, Signature, int], Any] = {}
 
     @property
     def count(self) -> int:
@@ -74,6 +74,7 @@ class Programs:
 
     def piece(
         self,
+        tile: int,
         piece: Piece,
         layer: int | None,
         width: int,
@@ -82,24 +83,29 @@ class Programs:
     ) -> Any:
         """The executable of a piece at a layer (None: the LM head), called as
         run(at [tile, width], *arguments). Layers of equal description and shapes share it."""
-        found = self._by_layer.get((piece.source, layer))
+        found = self._by_layer.get((tile, piece.source, layer))
         if found is None:
             shapes = str(jax.tree.map(lambda a: (a.shape, str(a.dtype)), arguments))
-            found = self._pieces.get((piece, shapes))
+            found = self._pieces.get((tile, piece, shapes))
             if found is None:
-                at = jax.ShapeDtypeStruct((self._tile, width), np.int32)
+                at = jax.ShapeDtypeStruct((tile, width), np.int32)
                 if layer is None:
-                    run, donate, name = self._layers.head(piece), (), f"{piece.source} + head"
+                    run, donate, name = (
+                        self._layers.head(piece),
+                        (),
+                        f"{piece.source} + head, {tile} rows",
+                    )
                 else:
                     run, donate = self._layers.layer(piece), (1, 2, 3)
-                    name = f"{piece.source} + layer {layer}"
+                    name = f"{piece.source} + layer {layer}, {tile} rows"
                 found = compiled(run, donate, (at, *arguments), name, progress)
-                self._pieces[piece, shapes] = found
-            self._by_layer[piece.source, layer] = found
+                self._pieces[tile, piece, shapes] = found
+            self._by_layer[tile, piece.source, layer] = found
         return found
 
     def experts(
         self,
+        tile: int,
         signature: Signature,
         count: int,
         out: jax.Array,
@@ -108,7 +114,7 @@ class Programs:
     ) -> Any:
         """The executable for `count` tiles of experts, called as
         run(out, x, where [count, 2, tile], handles) -> out; out is donated."""
-        found = self._experts.get((signature, count))
+        found = self._experts.get((tile, signature, count))
         if found is None:
             compute = self._layers.compute
 
@@ -117,10 +123,9 @@ class Programs:
                     return experts_v0(compute, out, x, where[0], handles[0])
                 return experts_v1(compute, out, x, where, handles)
 
-            where = jax.ShapeDtypeStruct((count, 2, self._tile), np.int32)
+            where = jax.ShapeDtypeStruct((count, 2, tile), np.int32)
             one = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
-            found = compiled(
-                run, (0,), (out, x, where, (one,) * count), f"{count} expert tile(s)", progress
-            )
-            self._experts[signature, count] = found
+            name = f"{count} expert(s), {tile} rows each"
+            found = compiled(run, (0,), (out, x, where, (one,) * count), name, progress)
+            self._experts[tile, signature, count] = found
         return found

@@ -48,8 +48,8 @@ class Pending:
     """A dispatched stage. `get` blocks until it is done; call it on the dispatch thread.
 
     layer, count  as StageOut.layer and the number of rows
-    told          a tile each: int32 [T, 2K + 1], see layers.Layers.layer
-    logits        a tile each: float32 [T, V] of the rows `wanted`, in order
+    told          a call each: int32 [T, 2K + 1], see layers.Layers.layer
+    logits        a call each: float32 [T, V] of the rows `wanted`, in order
     wait          blocks until the device is idle, for a stage that told nothing
     """
 
@@ -70,9 +70,7 @@ class Pending:
         if not self._told and not self._logits:
             self._wait()
         told, logits = jax.device_get((self._told, self._logits))
-        rows = {
-            i: logits[j // len(logits[0])][j % len(logits[0])] for j, i in enumerate(self._wanted)
-        }
+        rows = dict(zip(self._wanted, (row for tile in logits for row in tile), strict=False))
         if not told:
             none = np.zeros((self._count, 0), np.int32)
             bad = np.zeros(self._count, bool)
@@ -103,8 +101,52 @@ def stage_plan(config: ModelConfig, start: int) -> Plan:
     return Plan(tuple(pieces), Piece(source, None), None)
 
 
-def padded(values: Sequence[int], tile: int, fill: int) -> np.ndarray:
-    """int32 [tiles, tile]: the values, then `fill` up to a whole number of tiles."""
-    out = np.full(-(-len(values) // tile) * tile, fill, np.int32)
+def tiles(n: int, tile: int, wide: int) -> list[tuple[int, int]]:
+    """(first row, rows) of the calls that cover n rows: wide ones where at least half of one would
+    be used (wide = 0: none), then narrow ones."""
+    out: list[tuple[int, int]] = []
+    first = 0
+    while first < n:
+        size = wide if 2 * (n - first) > wide > 0 else tile
+        out.append((first, size))
+        first += size
+    return out
+
+
+def padded(values: Sequence[int], length: int, fill: int) -> np.ndarray:
+    """int32 [length]: the values, then `fill`."""
+    out = np.full(length, fill, np.int32)
     out[: len(values)] = values
-    return out.reshape(-1, tile)
+    return out
+
+
+class PlaceShape(NamedTuple):
+    """Of a call's `at`: columns, and the row and block numbers that padding gets (JAX-2)."""
+
+    width: int
+    row: int
+    block: int
+
+
+def places(
+    rows: Sequence[int],
+    tokens: Sequence[int] | None,
+    positions: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    shape: PlaceShape,
+    split: list[tuple[int, int]],
+) -> np.ndarray:
+    """`at` of all calls of `split` together, int32 [their rows, 3 + W], see layers.py.
+
+    A fresh array each time: the device may read it where it lies.
+    """
+    n = len(rows)
+    at = np.full((sum(size for _, size in split), shape.width), shape.block, np.int32)
+    at[:, :3] = (shape.row, 0, 0)
+    at[:n, 0] = rows
+    if tokens is not None:
+        at[:n, 1] = tokens
+    at[:n, 2] = positions
+    for i, table in enumerate(tables):
+        at[i, 3 : 3 + len(table)] = table
+    return at

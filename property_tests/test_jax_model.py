@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_impl.kernels.dots import dot
 from jax_impl.model import JaxModel, kv_block_bytes
 from oracle.tiny import tiny_config, write_checkpoint
 from property_tests.jax_driver import Text, handles, poison, run_together
@@ -68,12 +69,15 @@ def alone(case: Case, tokens: list[int], chunks: list[int], table: list[int]) ->
     return text
 
 
-def check_against_numpy(case: Case, got: Text, dtype: type, kv_dtype: Any, bound: float) -> None:
+def check_against_numpy(
+    case: Case, got: Text, dtype: type, kv_dtype: Any, bound: float, share: float = 1.0
+) -> None:
+    """At least this share of the logits lies within `bound` deviations of the NumPy engine's."""
     model = Model(case.ckpt, dtype, SIZES["kv_block"], kv_dtype)
     want = run_chunk(model, model.start(), got.tokens, 0, remembering(model))
     assert want is not None
     logits = np.stack([got.logits[p] for p in range(len(got.tokens))])
-    assert np.abs(logits - want).max() < bound * want.std()
+    assert np.quantile(np.abs(logits - want), share) < bound * want.std()
     assert want.std() > 0.1
 
 
@@ -112,18 +116,57 @@ def test_bits_do_not_depend_on_company_or_chunks(case: Case) -> None:
     assert case.model.programs == programs
 
 
-@pytest.mark.rule("NUM-3")
+@pytest.mark.rule("JAX-12")
+def test_a_wide_tile_only_with_the_bits_of_the_small_one(tmp_path: Path) -> None:
+    """Accepted where it agrees, and then no request notices; refused where it does not."""
+    case = Case(tmp_path, "qwen3", wide=32)
+    assert case.model.wide == 32
+    assert "tiles of 32 rows give the bits of 8" in case.lines[-1]
+    programs, told = case.model.programs, []
+    for wide in (32, 0):
+        case.model.wide = wide
+        texts = [Text(words(i, n), [n, 1], range(8 * i, 8 * i + 8)) for i, n in enumerate((30, 22))]
+        poison(case.model)
+        run_together(case.model, case.experts, texts, Random(3))
+        told.append([t.told for t in texts])
+    assert told[0] == told[1]
+    assert case.model.programs == programs
+
+
+@pytest.mark.rule("NUM-3", "JAX-12")
 def test_a_tile_that_follows_the_batch_is_caught(tmp_path: Path) -> None:
-    """Negative control: the same check on models whose tile is the number of rows."""
-    config = tiny_config("mixtral", hidden_size=256, intermediate_size=256, num_hidden_layers=2)
+    """Negative control: tiles of 1 and 8 rows differ here. The probe says so, and so does the
+    comparison of requests when the larger tile is used all the same."""
+    config = tiny_config("mixtral", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     ckpt = Checkpoint.open(write_checkpoint(tmp_path / "m", config))
-    experts, told = handles(ckpt), []
-    for tile in (1, 12):
-        model = JaxModel(ckpt, **SIZES, tile=tile)
-        text = Text(words(1, 12), [tile], [1, 2, 3])
-        run_together(model, experts, [text], Random(0))
+    model, lines = JaxModel(ckpt, **SIZES, tile=1, wide=8), []
+    model.compile(lines.append)
+    assert model.wide == 0
+    assert "tiles of 8 rows differ in " in lines[-1]
+    told = []
+    for model.wide in (0, 8):
+        text = Text(words(1, 8), [8], [1, 2])
+        run_together(model, handles(ckpt), [text], Random(0))
         told.append(text.told)
     assert told[0] != told[1]
+
+
+@pytest.mark.rule("JAX-12")
+@pytest.mark.parametrize("place", ["jax_impl.layers.dot", "jax_impl.kernels.experts.dot"])
+def test_the_probe_sees_one_changed_bit(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nudged(compute: str, x: jax.Array, w: jax.Array) -> jax.Array:
+        y = dot(compute, x, w)
+        return y.at[9, 3].set(jnp.nextafter(y[9, 3], jnp.inf)) if len(x) == 16 else y
+
+    monkeypatch.setattr(place, nudged)
+    config = tiny_config("mixtral", num_hidden_layers=1)
+    ckpt = Checkpoint.open(write_checkpoint(tmp_path / "m", config))
+    model, lines = JaxModel(ckpt, **SIZES, wide=16), []
+    model.compile(lines.append)
+    assert model.wide == 0
+    assert "differ in " + ("embed + layer 0" if "layers" in place else "experts of") in lines[-1]
 
 
 @pytest.mark.rule("JAX-4", "ATTN-1", "NUM-2")
@@ -142,13 +185,14 @@ def test_bf16(routed: Case) -> None:
 
 @pytest.mark.rule("ATTN-1")
 def test_kv_dtype_rounds_as_numpy_does(tmp_path: Path) -> None:
-    for kv_dtype in ("bf16", "f16"):
-        case = Case(tmp_path / kv_dtype, "mixtral-window", kv_dtype=kv_dtype)
-        got = alone(case, words(1, 30), [8], list(range(8)))
-        check_against_numpy(case, got, np.float64, kv_dtype, 1e-3)
-        if kv_dtype == "bf16":
-            with pytest.raises(AssertionError):
-                check_against_numpy(case, got, np.float64, "f32", 1e-3)
+    """A K or V next to a rounding border may go the other way, so not every logit agrees."""
+    case = Case(tmp_path, "mixtral-window", kv_dtype="f16")
+    got = alone(case, words(1, 30), [8], list(range(8)))
+    check_against_numpy(case, got, np.float64, "f16", 1e-5, share=0.5)
+    with pytest.raises(AssertionError):
+        check_against_numpy(case, got, np.float64, "f32", 1e-5, share=0.5)
+    with pytest.raises(BadInput, match="wide: 12"):
+        JaxModel(case.ckpt, **SIZES, wide=12)
 
 
 @pytest.mark.rule("JAX-7", "ROUTE-4", "JAX-2")
