@@ -1,4 +1,4 @@
-"""Attention over a set of positions, put together from attention over its parts (LAMINA-0).
+"""Attention over a set of positions, put together from attention over its parts (LAMINA-9).
 
 For positions I, with one query q and scores s_i = scale * q.k_i:
 
@@ -60,8 +60,8 @@ def merge(one: Part, other: Part) -> Part:
 
 
 def _weight(part: Part, m: Array) -> Array:
-    """S exp(m_part - m), and 0 for the empty part (whose m may be -inf on both sides)."""
-    return np.where(part.m == -np.inf, 0, part.s * np.exp(np.where(m == -np.inf, 0, part.m - m)))
+    """S exp(m_part - m); 0 for the empty part, also where m itself is that of nothing."""
+    return part.s * np.exp(part.m - np.where(m == -np.inf, 0, m))
 
 
 def merge_all(parts: Iterable[Part], rows: int, width: int) -> Part:

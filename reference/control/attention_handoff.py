@@ -36,6 +36,7 @@ class HandOff:
         self._offered: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._moving: Piece | None = None
+        self._dropped = False
 
     @property
     def backlog(self) -> int:
@@ -68,6 +69,9 @@ class HandOff:
         if self._moving is None:
             raise IllegalEvent("nothing is being pulled")
         request, self._moving = self._moving.request, None
+        if self._dropped:
+            self._dropped = False
+            return None
         self._left[request] -= 1
         if self._left[request] or self._offered[request] < self.layers:
             return None
@@ -75,12 +79,8 @@ class HandOff:
         return request
 
     def drop(self, request: int) -> None:
-        """The request was given up; a piece of it that is under way still comes."""
+        """The request was given up; a piece of it that is under way still comes, for nothing."""
         self._waiting = [p for p in self._waiting if p.request != request]
-        moving = self._moving is not None and self._moving.request == request
-        if moving:
-            # Whatever comes completes nothing.
-            self._left[request], self._offered[request] = 1, -1
-        else:
-            self._left.pop(request, None)
-            self._offered.pop(request, None)
+        self._dropped |= self._moving is not None and self._moving.request == request
+        self._left.pop(request, None)
+        self._offered.pop(request, None)
