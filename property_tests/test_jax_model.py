@@ -58,6 +58,11 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("jax"), "mixtral-window", compute="bf16", kv_dtype="bf16")
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("jax"), "mixtral-window", wide=32, kv_dtype="f16")
+
+
 def words(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 96, length).tolist()
 
@@ -117,20 +122,19 @@ def test_bits_do_not_depend_on_company_or_chunks(case: Case) -> None:
 
 
 @pytest.mark.rule("JAX-12")
-def test_a_wide_tile_only_with_the_bits_of_the_small_one(tmp_path: Path) -> None:
-    """Accepted where it agrees, and then no request notices; refused where it does not."""
-    case = Case(tmp_path, "qwen3", wide=32)
-    assert case.model.wide == 32
-    assert "tiles of 32 rows give the bits of 8" in case.lines[-1]
-    programs, told = case.model.programs, []
-    for wide in (32, 0):
-        case.model.wide = wide
+def test_a_wide_tile_with_the_bits_of_the_small_one(wide: Case) -> None:
+    """The probe has accepted it, and no request notices whether it is used."""
+    assert wide.model.wide == 32
+    assert "tiles of 32 rows give the bits of 8" in wide.lines[-1]
+    programs, told = wide.model.programs, []
+    for size in (0, 32):
+        wide.model.wide = size
         texts = [Text(words(i, n), [n, 1], range(8 * i, 8 * i + 8)) for i, n in enumerate((30, 22))]
-        poison(case.model)
-        run_together(case.model, case.experts, texts, Random(3))
+        poison(wide.model)
+        run_together(wide.model, wide.experts, texts, Random(3))
         told.append([t.told for t in texts])
     assert told[0] == told[1]
-    assert case.model.programs == programs
+    assert wide.model.programs == programs
 
 
 @pytest.mark.rule("NUM-3", "JAX-12")
@@ -184,15 +188,14 @@ def test_bf16(routed: Case) -> None:
 
 
 @pytest.mark.rule("ATTN-1")
-def test_kv_dtype_rounds_as_numpy_does(tmp_path: Path) -> None:
+def test_kv_dtype_rounds_as_numpy_does(wide: Case) -> None:
     """A K or V next to a rounding border may go the other way, so not every logit agrees."""
-    case = Case(tmp_path, "mixtral-window", kv_dtype="f16")
-    got = alone(case, words(1, 30), [8], list(range(8)))
-    check_against_numpy(case, got, np.float64, "f16", 1e-5, share=0.5)
+    got = alone(wide, words(1, 30), [8], list(range(8)))
+    check_against_numpy(wide, got, np.float64, "f16", 1e-5, share=0.5)
     with pytest.raises(AssertionError):
-        check_against_numpy(case, got, np.float64, "f32", 1e-5, share=0.5)
+        check_against_numpy(wide, got, np.float64, "f32", 1e-5, share=0.5)
     with pytest.raises(BadInput, match="wide: 12"):
-        JaxModel(case.ckpt, **SIZES, wide=12)
+        JaxModel(wide.ckpt, **SIZES, wide=12)
 
 
 @pytest.mark.rule("JAX-7", "ROUTE-4", "JAX-2")
