@@ -15,6 +15,7 @@ from jax_impl.engine import JaxEngine
 from oracle import golden
 from oracle.golden import NEW_TOKENS, TOLERANCE, Answer, compare, judge, through
 from oracle.variants import VARIANTS, by_name
+from property_tests.engines import COMPILED
 from reference.engine import ReferenceEngine
 from reference.files.checkpoint import Checkpoint
 from reference.numerics import attention, model
@@ -55,9 +56,13 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 # Their one respect is also that of another variant; each is a compilation of its own.
 COVERED = {
-    "mixtral-window", "mixtral-head-dim", "mixtral-mha-top1", "llama-biases", "llama-mha-f16", "llama-head-dim",
-    "qwen3_moe-tied-bf16",
+    "mixtral-window", "mixtral-head-dim", "mixtral-mha-top1", "llama-biases", "llama-mha-f16",
+    "llama-head-dim", "qwen3_moe-tied-bf16", "mixtral-mqa-top4-of-16", "llama-tied-bf16",
 }  # fmt: skip
+
+
+def jax_engine(path: Path) -> JaxEngine:
+    return JaxEngine.open(path, compile_cache=COMPILED, **OPTIONS)
 
 
 @pytest.mark.rule("NUM-10")
@@ -81,7 +86,7 @@ def test_the_reference_engine_says_so(name: str, tmp_path: Path) -> None:
 def test_the_jax_engine_says_so(name: str, tmp_path: Path) -> None:
     """The same, compiled. Measured: at most 3.9e-6."""
     path = by_name(name).write(tmp_path)
-    verdict = compare(name, path, through(lambda path: JaxEngine.open(path, **OPTIONS)))
+    verdict = compare(name, path, through(jax_engine))
     assert verdict.good, verdict
     assert verdict.error < TOLERANCE / 10, verdict
 
