@@ -3,7 +3,8 @@
 One chunk of a request goes: `enter` (embedding .. first router), then for each layer with experts
 `expert` for every (token, rank) and `advance` (combine .. next router or LM head). A dense model is
 `enter` alone. Everything is done for one row after another (NUM-3); a row sees other rows of its
-own request only through the KV blocks.
+own request only through the KV blocks, which are cut at absolute positions. So neither the chunks
+(NUM-9) nor the company (NUM-12) of a row can show in its bits.
 """
 
 from __future__ import annotations
