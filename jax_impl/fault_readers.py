@@ -24,11 +24,18 @@ class FaultyReader(FileReader):
     short  one byte less than half of what there is          eof    0 bytes
     flip   the right count, but one bit in the middle is wrong (a lying device)
 
-    `times` bounds the number of faults; reads before `arm` is called are not counted.
+    `times` bounds the number of faults; reads before `arm` is called are not counted. With `where`
+    only reads at offsets for which it says True are counted.
     """
 
     def __init__(
-        self, fault: Fault, nth: int, every: int = 0, times: int = 1 << 62, armed: bool = True
+        self,
+        fault: Fault,
+        nth: int,
+        every: int = 0,
+        times: int = 1 << 62,
+        armed: bool = True,
+        where: Callable[[int], bool] = lambda offset: True,
     ) -> None:
         self.fault = fault
         self.nth = nth
@@ -37,15 +44,19 @@ class FaultyReader(FileReader):
         self.reads = 0
         self.fired = 0
         self._armed = armed
+        self._where = where
         self._lock = threading.Lock()
 
-    def arm(self) -> None:
-        """Start counting."""
-        self._armed = True
-
-    def _due(self) -> bool:
+    def arm(self, nth: int | None = None) -> None:
+        """Start counting, from nothing; the nth read goes wrong from now on, if given."""
         with self._lock:
-            if not self._armed:
+            self.nth = self.nth if nth is None else nth
+            self.reads = self.fired = 0
+            self._armed = True
+
+    def _due(self, offset: int) -> bool:
+        with self._lock:
+            if not self._armed or not self._where(offset):
                 return False
             self.reads += 1
             past = self.reads - self.nth
@@ -56,7 +67,7 @@ class FaultyReader(FileReader):
             return False
 
     def read(self, fd: int, buffers: list[memoryview], offset: int) -> int:
-        if not self._due():
+        if not self._due(offset):
             return super().read(fd, buffers, offset)
         if self.fault == "eio":
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -55,6 +55,15 @@ def layout(refs: Sequence[TensorRef]) -> tuple[Place, ...]:
     return tuple(places)
 
 
+def private_memory(nbytes: int) -> mmap.mmap:
+    """Zeroed, page-aligned memory of this process alone.
+
+    Private, because Python's default is shared memory, which is not counted as anonymous and which
+    the kernel does not back with huge pages.
+    """
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class SlotPool:
     """`count` slots of `slot_bytes` bytes each, numbered from 0.
 
@@ -66,7 +75,7 @@ class SlotPool:
         self.count = count
         self.slot_bytes = slot_bytes
         self.nbytes = count * slot_bytes
-        region = mmap.mmap(-1, max(PAGE, self.nbytes))
+        region = private_memory(max(PAGE, self.nbytes))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 region.madvise(mmap.MADV_HUGEPAGE)

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from jax_impl.readers import Reader
-from jax_impl.slots import Place
+from jax_impl.slots import Place, private_memory
 from reference.files.budget import PAGE, round_up
 from reference.files.regular import Identity
 from reference.files.safetensors_header import TensorRef
@@ -121,7 +121,7 @@ class OpenFiles:
             fd = -1
             try:
                 fd = self._reader.open(path, True)
-                self._reader.read(fd, [memoryview(mmap.mmap(-1, PAGE))], 0)
+                self._reader.read(fd, [memoryview(private_memory(PAGE))], 0)
                 return fd, True
             except OSError as error:
                 if fd >= 0:

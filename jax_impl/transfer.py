@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jax_impl.readers import FileReader, Reader
-from jax_impl.slots import Place, SlotPool, layout
+from jax_impl.slots import Place, SlotPool, layout, private_memory
 from jax_impl.spans import Io, OpenFiles, ReadFailed, Span, Stopped, bounce_size, plan, read_span
 from reference.files.budget import PAGE
 from reference.files.regular import Identity
@@ -206,7 +206,7 @@ class Transfers:
         worker.start()
 
     def _work(self) -> None:
-        bounce = mmap.mmap(-1, max(PAGE, self._bounce)) if self._bounce else None
+        bounce = private_memory(max(PAGE, self._bounce)) if self._bounce else None
         while (job := self._jobs.get()) is not None:
             done = self._transfer(job, bounce)
             with self._lock:
