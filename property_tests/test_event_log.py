@@ -241,7 +241,8 @@ def test_incomplete_logs(tmp_path: Path) -> None:
     whole = write(path, ARRIVED, LOAD, COMPUTE, END).read_bytes()
     assert read_log(path).complete
     starts = [0, *(i + 1 for i, byte in enumerate(whole) if byte == 10)]
-    for cut in range(len(whole)):
+    near = {s + d for s in starts for d in (-2, -1, 0, 1, 2)}
+    for cut in sorted({*near, *range(0, len(whole), 5)} & set(range(len(whole)))):
         path.write_bytes(whole[:cut])
         if cut == 0:
             refused(lambda: read_log(path), "empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -564,6 +565,7 @@ def test_a_changed_file_is_never_read(model: Path, opened: bool) -> None:
 
 @pytest.mark.rule("FILE-9")
 def test_descriptors_are_the_callers_or_closed(model: Path) -> None:
+    gc.collect()  # other tests' models
     before = len(os.listdir("/proc/self/fd"))
     ckpt: Checkpoint | None = Checkpoint.open(model)
     assert ckpt.pins.keys() == set(ckpt.files)
@@ -580,6 +582,7 @@ def test_descriptors_are_the_callers_or_closed(model: Path) -> None:
         with pytest.raises(BadInput):
             Checkpoint.open(model / "absent")
     ckpt = None
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
