@@ -1,10 +1,10 @@
 """Every state that the shipped scheduler can get into, in a small world, breadth first.
 
 A transition is one group of events followed by one ask (in a `batch` scope: either of them). Each
-action is judged by `World`; then the graph of all states is searched for ends that are not the
-end (L1), for cycles (L2: progress never falls, so a cycle is one without progress) and for states
-from which the end cannot be reached (L1). States are kept as 128-bit digests with their parent
-and the number of the transition, so the shortest way to a fault can be told again as a log.
+action is judged by `oracle.judge`; then the graph of all states is searched for ends that are not
+the end (L1), for cycles (L2: progress never falls, so a cycle is one without progress) and for
+states from which the end cannot be reached (L1). States are kept as 128-bit digests with their
+parent and the number of the transition, so the shortest way to a fault can be told again as a log.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import permutations
 from math import factorial
 from typing import Any
 
 from oracle import graph
 from oracle.checkers import check_log
+from oracle.judge import Fault, obey
 from oracle.scopes import Scope
 from oracle.tell import Teller
-from oracle.world import FREE, Events, Fault, World
+from oracle.world import FREE, Events, World
 from reference.control.scheduler import Scheduler
 from reference.vocab.options import ControlOptions
 
@@ -107,11 +109,15 @@ class Node:
     def __init__(self, s: Any, w: World, asked: bool) -> None:
         self.s, self.w, self.asked = s, w, asked
 
-    def digest(self) -> bytes:
-        """128 bits of the canonical form (sound: see `World.key`)."""
+    def digest(self, numbered: bool = False) -> bytes:
+        """128 bits of the canonical form; `numbered`: slots count as different by their numbers.
+
+        Slots are left unnumbered only where control's book of them agrees with the truth; then
+        its own key, which lists their contents, describes both.
+        """
         s, w = self.s, self.w
         cache = s.cache
-        named = cache.state != w.state or cache.code != w.code
+        named = numbered or cache.state != w.state or cache.code != w.code
         key = (s.key(), w.key(named), self.asked, (cache.state, cache.code) if named else 0)
         try:
             data = marshal.dumps(key, 2)
@@ -135,11 +141,20 @@ def ask(node: Node, choose: Any) -> Fault | None:
     """One ask, obeyed and judged."""
     channels, lanes = node.w.idle()
     node.asked = True
-    return node.w.obey(node.s.next_actions(channels, lanes, choose), channels, lanes)
+    return obey(node.w, node.s.next_actions(channels, lanes, choose), channels, lanes)
 
 
-def steps(scope: Scope, node: Node) -> Iterator[Step]:
-    """All transitions out of a node, always in the same order."""
+def steps(scope: Scope, node: Node, symmetric: bool = True) -> Iterator[Step]:
+    """All transitions out of a node, always in the same order.
+
+    Not `symmetric`: once for each order in which the free slots might have been given out.
+    """
+    if not symmetric:
+        for order in permutations(node.s.cache.free):
+            again = Node(node.s.copy(), node.w, node.asked)
+            again.s.cache.free = list(order)
+            yield from steps(scope, again)
+        return
     if not node.asked:
         yield from _answers(scope, node, (), True)
     for events, must in node.w.events():
@@ -188,10 +203,17 @@ class Explorer:
     """Explores one scope; `run` gives the report, stopping at the first fault."""
 
     def __init__(
-        self, scope: Scope, make: Make = Scheduler, limit: int = 0, work: bool = True
+        self,
+        scope: Scope,
+        make: Make = Scheduler,
+        limit: int = 0,
+        work: bool = True,
+        symmetric: bool = True,
     ) -> None:
-        """`limit`: give up after so many states (0: never). `work`: judge L3 too."""
+        """`limit`: give up after so many states (0: never). `work`: judge L3 too. Not
+        `symmetric`: states that differ only in the numbers of slots are explored one by one."""
         self.scope, self.make, self.limit, self.work = scope, make, limit, work
+        self.symmetric = symmetric
         self.index: dict[bytes, int] = {}
         self.parent = array("L")
         self.via = array("L")
@@ -222,7 +244,7 @@ class Explorer:
     def _search(self) -> None:
         scope, index = self.scope, self.index
         root = start(scope, self.make)
-        index[root.digest()] = 0
+        index[root.digest(not self.symmetric)] = 0
         self.parent.append(0)
         self.via.append(0)
         level: list[tuple[int, Node]] = [(0, root)]
@@ -241,13 +263,13 @@ class Explorer:
     def _expand(self, number: int, node: Node, following: list[tuple[int, Node]]) -> bool:
         """Take every transition out of a node; False stops the search."""
         index, way_on = self.index, False
-        for via, step in enumerate(steps(self.scope, node)):
+        for via, step in enumerate(steps(self.scope, node, self.symmetric)):
             if step.fault is not None and (self.work or step.fault[0] != "L3"):
                 self._found(step.fault, number, via)
                 return False
             new = step.node
             way_on |= step.must
-            digest = new.digest()
+            digest = new.digest(not self.symmetric)
             target = index.get(digest)
             if target is None:
                 target = index[digest] = len(index)
@@ -309,7 +331,7 @@ class Explorer:
             broken.remove("L3")
         # The log's own verdict has the first word: the world tells apart less (S8 from S9).
         name = fault[0] if fault[0] in broken or not broken else broken[0]
-        also = [p for p in [*broken, fault[0]] if p != name]
+        also = [p for p in broken or [fault[0]] if p != name]
         self.report.violations.append(Found(name, fault[1], also, path, log))
 
     def _around(self, cycle: list[int]) -> list[int]:

@@ -106,62 +106,139 @@ def _scope(name: str, why: str, shape: tuple[int, int, int, int], requests, **re
     return Scope(name, why, options, tuple(requests), **fields)
 
 
-_PAIR = [(1, 1), (1, 1)]
-_TWO = [(1, 2), (1, 1)]
+_TWO = ((1, 2), (1, 1))
+"""Two requests of one prompt token: one makes two tokens, one makes one."""
+_BULK = ((3, 1), (1, 2))
+"""A prompt of two chunks (2 tokens, then 1) beside a decoding request."""
 
-SCOPES: dict[str, Scope] = {
-    s.name: s
-    for s in (
-        # k = 1
-        _scope(
-            "thrash-k1", "one slot for two requests: a load must be used before it goes",
-            (2, 2, 1, 1), [(1, 2), (1, 2)],
-        ),
-        _scope(
-            "faults-k1", "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, "
-            "one gives up", (2, 3, 1, 2), [(1, 2), (1, 2), (1, 2)],
-            load_faults=1, undrained=True, cancels=1, suite="long",
-        ),
-        # k = 2: k, k + 1 and k + 2 slots
-        _scope("visit-k2-s2", "claims with no slot to spare", (2, 3, 2, 2), _TWO),
-        _scope("visit-k2-s3", "claims with one slot to spare", (2, 3, 2, 3), _TWO),
-        _scope("visit-k2-s4", "claims with two slots to spare", (2, 4, 2, 4), _TWO),
-        _scope("expert-k2-s2", "tasks", (2, 3, 2, 2), _TWO, readiness="expert"),
-        _scope("expert-k2-s3", "tasks", (2, 3, 2, 3), _TWO, readiness="expert"),
-        _scope("lockstep-k2-s3", "tasks", (2, 3, 2, 3), _TWO, grouping="lockstep"),
-        _scope("blocking-k2-s2", "tasks", (2, 3, 2, 2), _TWO, grouping="lockstep-blocking"),
-        _scope(
-            "bulk-k2-s3", "a prompt that needs more experts than there are slots, beside decoding",
-            (2, 4, 2, 3), [(3, 1), (1, 2)],
-        ),
-        _scope(
-            "three-k2-s4", "three visits contend: claims wait for claims",
-            (1, 4, 2, 4), [(1, 2), (1, 2), (1, 1)], suite="long",
-        ),
-        _scope(
-            "arrivals-k1", "requests come while others run", (2, 2, 1, 2), [(1, 2), (1, 1), (1, 1)],
-            initial=1,
-        ),
-        _scope(
-            "kv-k1", "room for one of three at a time, one can never fit",
-            (1, 2, 1, 1), [(1, 1), (2, 1), (1, 2), (9, 9)], kv_tokens=4, max_running=2,
-        ),
-        _scope(
-            "lost-k1", "an expert that cannot be read",
-            (1, 2, 1, 1), [(1, 1), (1, 1)], retries=1, load_faults=3, undrained=True,
-        ),
-        _scope(
-            "failed-k2", "steps fail, for all of their requests or for one",
-            (1, 3, 2, 3), [(1, 1), (1, 2)], step_faults=2, stops=True,
-        ),
-        _scope(
-            "cancel-k2", "cancels and a failed load while claims wait",
-            (2, 3, 2, 3), [(1, 1), (1, 1)], load_faults=1, cancels=1, batch=True,
-        ),
-        _scope(
-            "drain-k1", "drain and cancel at every point, also while results are owed",
-            (2, 2, 1, 1), [(1, 1), (1, 1), (1, 1)], initial=1, max_running=2, drains=1, cancels=1,
-            split=True,
-        ),
-    )
-}  # fmt: skip
+_ALL = (
+    # k = 1
+    _scope(
+        "thrash-k1",
+        "one slot for two requests: what is loaded must be used before it goes",
+        (2, 2, 1, 1), ((1, 2), (1, 2)),
+    ),
+    _scope(
+        "faults-k1",
+        "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, drained or not; one "
+        "request is given up, anywhere",
+        (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, undrained=True, cancels=1,
+    ),
+    _scope(
+        "arrivals-k1",
+        "requests come while others run",
+        (2, 2, 1, 2), ((1, 2), (1, 1), (1, 1)), initial=1,
+    ),
+    _scope(
+        "kv-k1",
+        "KV room for one of three at a time; a fourth can never fit",
+        (1, 2, 1, 1), ((1, 1), (2, 1), (1, 2), (9, 9)), kv_tokens=4, max_running=2,
+    ),
+    _scope(
+        "lost-k1",
+        "an expert that cannot be read: one retry, then those who need it end",
+        (1, 2, 1, 1), ((1, 1), (1, 1)), retries=1, load_faults=3, undrained=True,
+    ),
+    _scope(
+        "drain-k1",
+        "drain and cancel at every point, also while results are owed",
+        (2, 2, 1, 1), ((1, 1), (1, 1), (1, 1)), initial=1, max_running=2, drains=1, cancels=1,
+        split=True,
+    ),
+    # k = 2, visit mode: k, k + 1 and k + 2 slots
+    _scope("visit-k2-s2", "claims with no slot to spare", (2, 3, 2, 2), _TWO),
+    _scope("visit-k2-s3", "claims with one slot to spare", (2, 3, 2, 3), _TWO),
+    _scope("visit-k2-s4", "claims with two slots to spare", (2, 4, 2, 4), _TWO),
+    _scope(
+        "visit-k2-c2",
+        "two channels: transfers end in any order; several events before an ask",
+        (1, 4, 2, 3), ((1, 2), (1, 2)), channels=2, batch=True, load_faults=1, undrained=True,
+    ),
+    _scope(
+        "three-k2-s4",
+        "three claims contend for four slots",
+        (1, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), suite="long",
+    ),
+    # k = 2, expert mode
+    _scope("expert-k2-s2", "tasks with no slot to spare", (2, 3, 2, 2), _TWO, readiness="expert"),
+    _scope("expert-k2-s3", "tasks with one slot to spare", (2, 3, 2, 3), _TWO, readiness="expert"),
+    _scope(
+        "expert-k2-s4",
+        "tasks with two slots to spare, two channels, a failed load",
+        (1, 4, 2, 4), ((1, 2), (1, 1)), readiness="expert", channels=2, load_faults=1,
+    ),
+    # k = 2, the barrier
+    _scope(
+        "lockstep-k2-s2", "the barrier, no slot to spare", (2, 3, 2, 2), _TWO, grouping="lockstep",
+    ),
+    _scope(
+        "lockstep-k2-s3",
+        "the barrier, fetching overlapped; requests come in the middle",
+        (2, 3, 2, 3), _TWO, grouping="lockstep", initial=1, cancels=1,
+    ),
+    _scope(
+        "blocking-k2-s4",
+        "the barrier, fetching and computing apart; a failed load",
+        (2, 4, 2, 4), _TWO, grouping="lockstep-blocking", load_faults=1, undrained=True,
+    ),
+    # k = 2, prompts whose chunks need more experts than there are slots
+    _scope(
+        "bulk-k2-s2",
+        "a chunk of two tokens over four experts in two slots: waves, beside a decoding request",
+        (1, 4, 2, 2), _BULK,
+    ),
+    _scope(
+        "bulk-k2-s3",
+        "the same over two layers with one slot to spare",
+        (2, 4, 2, 3), _BULK, suite="long",
+    ),
+    _scope(
+        "bulk-k2-s4",
+        "the same in expert mode with two slots to spare, a cancel, a scored request",
+        (1, 4, 2, 4), ((3, 1), (2, 0)), readiness="expert", cancels=1, eviction="global",
+    ),
+    _scope(
+        "lockbulk-k2-s3",
+        "a prompt in waves behind the barrier",
+        (1, 4, 2, 3), _BULK, grouping="lockstep",
+    ),
+    # Failures of steps and of requests
+    _scope(
+        "failed-k2",
+        "steps fail, for all of their requests or for one; texts stop early",
+        (1, 3, 2, 3), ((1, 1), (1, 2)), step_faults=2, stops=True,
+    ),
+    _scope(
+        "cancel-k2",
+        "cancels and a failed load while claims wait; several events before an ask",
+        (2, 3, 2, 3), ((1, 1), (1, 1)), load_faults=1, cancels=1, batch=True,
+    ),
+    # The other orders, and lag
+    _scope(
+        "first-come-k1", "in order of arrival at the router", (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)),
+        fetch_order="first-come",
+    ),
+    _scope(
+        "fewest-k2", "fewest missing first, and nobody passed over for ever",
+        (1, 4, 2, 3), ((1, 2), (1, 2)), fetch_order="fewest-missing", max_lag=2,
+    ),
+    _scope(
+        "lag-k1", "nobody gets two visits ahead", (1, 3, 1, 2), ((1, 3), (1, 3)), max_lag=2,
+    ),
+    _scope(
+        "dense", "a model without experts", (0, 0, 0, 0), ((3, 2), (1, 1), (1, 0)), initial=1,
+        cancels=1, step_faults=1, split=True,
+    ),
+    # Larger, for `--scopes long`
+    _scope(
+        "swarm-k2", "three requests, two layers, no slot to spare, expert mode",
+        (2, 3, 2, 2), ((1, 2), (1, 1), (1, 1)), readiness="expert", suite="long",
+    ),
+    _scope(
+        "faults-k2", "failed loads, failed steps, a cancel and a drain together",
+        (2, 3, 2, 3), ((1, 1), (1, 1), (1, 1)), initial=2, load_faults=1, undrained=True,
+        step_faults=1, cancels=1, drains=1, suite="long",
+    ),
+)  # fmt: skip
+
+SCOPES: dict[str, Scope] = {s.name: s for s in _ALL}

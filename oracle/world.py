@@ -1,8 +1,8 @@
 """The explorer's environment: what an executor may report next, and what is true of the slots.
 
 `World` plays every executor at once. It knows the truth (what lies in each slot, where each
-request stands, which transfers may still write), says which events may happen, and judges each
-action against the truth. It shares nothing with control and is told nothing by it but actions.
+request stands, which transfers may still write) and says which events may happen; `oracle.judge`
+holds each action against it. It shares nothing with control and is told nothing by it but actions.
 
 A request is a list of small integers, see the index names below; expert codes are
 `layer ordinal * experts + expert`, needs are bit masks over a layer's experts.
@@ -14,8 +14,7 @@ from itertools import combinations, product
 
 from oracle.scopes import Scope
 from reference.vocab import events as ev
-from reference.vocab.actions import Action, Admit, Compute, Finish, Load, Reject
-from reference.vocab.ids import ENTRY, Visit
+from reference.vocab.ids import Visit
 
 FREE, LOADING, READY, QUARANTINED = 0, 1, 2, 3
 QUEUED, WAITING, RUNNING, OWED, ENDED = 0, 1, 2, 3, 4
@@ -24,9 +23,7 @@ NUMBER, PROMPT, NEW, PHASE, CHUNK, STAGE, NEED, PART, LAST, TOKENS, WHY, MADE, L
 reasons to end. MADE: visits of one row ended (bounds the request's lead).
 LOST: per needed expert, in 4 bits, how often its load failed while the request needed it."""
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 4, 8
-REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERROR}
 
-Fault = tuple[str, str]
 Events = tuple[ev.Event, ...]
 
 
@@ -325,214 +322,6 @@ class World:
     def _drain(self, e: ev.Drain) -> None:
         self.drains -= 1
         self.draining = True
-
-    # -- what is asked ---------------------------------------------------------------------
-
-    def obey(self, actions: list[Action], channels: int, lanes: int) -> Fault | None:
-        """Obey the actions of one ask and judge them; the first fault is (property, text)."""
-        for action in actions:
-            if action.__class__ is Load:
-                channels -= 1
-                fault = self._load(action) or (channels < 0 and ("S11", "more loads than asked"))
-            elif action.__class__ is Compute:
-                lanes -= 1
-                fault = self._compute(action) or (lanes < 0 and ("S11", "more steps than asked"))
-            else:
-                fault = self._lifecycle(action)
-            if fault:
-                return fault
-        return self._left_undone(channels, lanes)
-
-    def _load(self, a: Load) -> Fault | None:
-        scope, slot = self.scope, a.slot
-        code = scope.ordinal[a.key[0]] * scope.options.experts + a.key[1]
-        if not 0 <= slot < len(self.state):
-            return "S3", f"{a}: no such slot"
-        if a.ticket <= self.newest_ticket:
-            return "S3", f"{a}: the newest ticket was {self.newest_ticket}"
-        if self.state[slot] == LOADING:
-            return "S6", f"{a}: the slot is being loaded"
-        if self.state[slot] == QUARANTINED:
-            return "S7", f"{a}: ticket {self.ticket[slot]} may still write there"
-        if self.step is not None and slot in self.step[2]:
-            return "S6", f"{a}: step {self.step[0]} reads the slot"
-        if code in self.code:
-            return "S5", f"{a}: slot {self.code.index(code)} has it"
-        self.newest_ticket = self.ticket[slot] = a.ticket
-        self.state[slot], self.code[slot] = LOADING, code
-        return None
-
-    def _compute(self, a: Compute) -> Fault | None:
-        scope = self.scope
-        experts = scope.options.experts
-        if self.step is not None or a.step <= self.newest_step:
-            return "S4", f"{a}: while step {self.newest_step} was the newest"
-        stage = -1 if a.layer == ENTRY else scope.ordinal.get(a.layer, -2)
-        if stage == -2:
-            return "S10", f"{a}: no such layer"
-        held, slots = 0, []
-        for expert, slot in a.slots:
-            held |= 1 << expert
-            slots.append(slot)
-            if self.code[slot] != stage * experts + expert or self.state[slot] != READY:
-                return "S9", f"{a}: slot {slot} holds {self.code[slot]}, state {self.state[slot]}"
-        used = rows = 0
-        members = []
-        for visit, of_part, last in a.parts:
-            r = self.find(visit.request)
-            if r is None or r[PHASE] == QUEUED or r[PHASE] == ENDED or r[WHY] & CANCELLED:
-                return "S2", f"{a}: request {visit.request} does not run"
-            mask = 0
-            for expert in of_part:
-                mask |= 1 << expert
-            if r[PHASE] != WAITING or visit.chunk != r[CHUNK] or stage != r[STAGE]:
-                return "S10", f"{a}: request {visit.request} is elsewhere: {r}"
-            if mask & ~r[NEED] or mask.bit_count() != len(of_part) or not (mask or stage < 0):
-                return "S10", f"{a}: experts {of_part} of needed {r[NEED]:b}"
-            used |= mask
-            rows += scope.rows(r[CHUNK], r[PROMPT])
-            r[NEED] &= ~mask
-            r[PHASE], r[PART], r[LAST] = RUNNING, mask, int(last)
-            if last == (r[NEED] != 0):
-                return "S10", f"{a}: last={last}, left {r[NEED]:b}"
-            members.append(r[NUMBER])
-        if used != held:
-            return "S4", f"{a}: holds {held:b}, uses {used:b}"
-        if len(members) > 1 and rows > scope.options.max_rows:
-            return "S11", f"{a}: {rows} rows"
-        self.newest_step = a.step
-        self.step = (a.step, tuple(members), tuple(slots))
-        return None
-
-    def _lifecycle(self, a: Action) -> Fault | None:
-        assert isinstance(a, (Admit, Finish, Reject))
-        r = self.find(a.request)
-        if r is None:
-            return "S2" if a.request < self.arrived else "S1", f"{a}: no such unfinished request"
-        if isinstance(a, Admit):
-            if r[PHASE] != QUEUED or r[WHY] or self.draining:
-                return "S2", f"{a}: {r}"
-            if any(x[PHASE] == QUEUED and not x[WHY] and x[NUMBER] < r[NUMBER] for x in self.live):
-                return "S2", f"{a}: not the first in the queue"
-            r[PHASE] = WAITING
-            running = [x for x in self.live if x[PHASE] != QUEUED]
-            held = sum(self.scope.reserved(x[PROMPT], x[NEW]) for x in running)
-            if held > self.scope.options.kv_tokens:
-                return "S11", f"{a}: {held} KV tokens reserved"
-            if len(running) > self.scope.options.max_running:
-                return "S11", f"{a}: {len(running)} requests run"
-            return None
-        self.live.remove(r)
-        if r[PHASE] == RUNNING:
-            return "S2", f"{a}: its step still runs"
-        if isinstance(a, Reject):
-            never = self.scope.reserved(r[PROMPT], r[NEW]) > self.scope.options.kv_tokens
-            return None if r[PHASE] == QUEUED and (self.draining or never) else ("S2", f"{a}: {r}")
-        if a.reason == "drained":
-            return None if r[PHASE] == QUEUED and self.draining else ("S2", f"{a}: {r}")
-        if r[WHY] & REASONS.get(a.reason, 0):
-            return None
-        if a.reason == "error" and self._lost(r):
-            return None
-        return "S2", f"{a}: without its cause: {r}"
-
-    def _lost(self, r: list[int]) -> bool:
-        """An expert that it needs has failed more often than may be retried."""
-        base = r[STAGE] * self.scope.options.experts
-        for code, times in self.fails.items():
-            if times > self.scope.options.retries and code >= base and r[NEED] >> code - base & 1:
-                return True
-        return False
-
-    # -- what was left undone (L3) ---------------------------------------------------------
-
-    def _left_undone(self, channels: int, lanes: int) -> Fault | None:
-        """The rules (a) to (e) of L3 in specs/properties.md."""
-        queued = False
-        for r in self.live:
-            phase = r[PHASE]
-            if phase == QUEUED:
-                queued = True
-            if phase == ENDED or (r[WHY] and (phase in (QUEUED, WAITING))):
-                return "L3", f"(e) not finished: {r}"
-        if lanes and channels and self.live and not self.moving:
-            return "L3", f"(a) nothing is in flight while these wait: {self.live}"
-        if lanes and self.step is None:
-            for r in self.live:
-                if r[PHASE] == WAITING and self._runnable(r):
-                    return "L3", f"(b) no step was started, this can run: {r}"
-        if channels:
-            for r in self.live:
-                if r[NEED] and (r[PHASE] == WAITING or r[PHASE] == RUNNING) and self._loadable(r):
-                    return "L3", f"(c) a channel is idle, this lacks an expert: {r}"
-        return self._admissible() if queued else None
-
-    def _free_to_go(self, r: list[int]) -> bool:
-        """Neither the lag bound nor a barrier can be what holds this request."""
-        if self.scope.interleaved:
-            return r[MADE] < self.scope.lag_bound
-        running = [x for x in self.live if x[PHASE] != QUEUED]
-        return len({x[STAGE] for x in running}) == 1 and not any(x[PHASE] == OWED for x in running)
-
-    def _room(self) -> bool:
-        """All experts that anybody needs, reads or is being brought fit together."""
-        experts = self.scope.options.experts
-        needs = [0] * (self.scope.last_stage + 1)
-        for r in self.live:
-            needs[r[STAGE]] |= r[NEED]
-        kept = 0
-        for slot, code in enumerate(self.code):
-            state = self.state[slot]
-            reads = self.step is not None and slot in self.step[2]
-            if state == QUARANTINED:
-                kept += 1
-            elif state == LOADING or reads:
-                kept += not needs[code // experts] >> code % experts & 1
-        return kept + sum(n.bit_count() for n in needs) <= len(self.code)
-
-    def _here(self, r: list[int]) -> int:
-        """The needed experts that are resident, as a mask."""
-        base, experts, mask = r[STAGE] * self.scope.options.experts, self.scope.options.experts, 0
-        for slot, code in enumerate(self.code):
-            if 0 <= code - base < experts and self.state[slot] == READY:
-                mask |= 1 << code - base
-        return mask & r[NEED]
-
-    def _runnable(self, r: list[int]) -> bool:
-        scope = self.scope
-        if not self._free_to_go(r) or (scope.blocking and LOADING in self.state):
-            return False
-        if not r[NEED]:
-            return True
-        here = self._here(r)
-        if scope.by_task or scope.rows(r[CHUNK], r[PROMPT]) > 1:
-            return here != 0
-        return here == r[NEED] and self._room()
-
-    def _loadable(self, r: list[int]) -> bool:
-        scope = self.scope
-        base = r[STAGE] * scope.options.experts
-        lacks = r[NEED]
-        for code in self.code:
-            if code >= base:
-                lacks &= ~(1 << code - base)
-        if not lacks or r[WHY] or not self._free_to_go(r) or (scope.blocking and self.step):
-            return False
-        if scope.rows(r[CHUNK], r[PROMPT]) > 1:
-            for x in self.live:
-                if x[PHASE] != QUEUED and scope.rows(x[CHUNK], x[PROMPT]) == 1:
-                    return False
-        return self._room()
-
-    def _admissible(self) -> Fault | None:
-        """The first in the queue must not fit (ADMIT-2)."""
-        scope = self.scope
-        running = [r for r in self.live if r[PHASE] != QUEUED]
-        if self.draining or len(running) >= scope.options.max_running:
-            return None
-        first = next(r for r in self.live if r[PHASE] == QUEUED)
-        held = sum(scope.reserved(r[PROMPT], r[NEW]) for r in [*running, first])
-        return ("L3", f"(d) not admitted: {first}") if held <= scope.options.kv_tokens else None
 
 
 HAPPEN = {

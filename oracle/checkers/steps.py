@@ -110,6 +110,6 @@ def check_s9(log: LogView) -> Iterator[Violation]:
                     yield Violation("S9", at, f"{where}, which holds {tag.get(slot)}")
                 elif slot not in written:
                     yield Violation("S9", at, f"{where} before its load completed")
-                elif told is not None and sums.get(key, told) != told:
+                elif told is not None and sums.setdefault(key, told) != told:
                     text = f"{where} with checksum {told}, loaded was {sums[key]}"
                     yield Violation("S9", at, text)

@@ -1,0 +1,146 @@
+"""`python -m oracle explore` and `python -m oracle mutants`: the judge from the command line.
+
+Results are JSON (to --json FILE, or to standard output with `-`); what a person reads goes to
+standard error. Exit status 0: all as it should be; 1: a violation, a count that differs from the
+pinned one, or a fault that lived; 2: bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from oracle.explorer import Explorer, Report
+from oracle.faults import ALL, EQUIVALENT
+from oracle.mutants import Verdict, kill_by_name
+from oracle.pins import difference, read_pins, write_pins
+from oracle.scopes import SCOPES
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m oracle", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    explore_p = commands.add_parser("explore", help="explore small worlds whole")
+    explore_p.add_argument("--scopes", default="ci", help="ci, long, all, or a scope's name")
+    explore_p.add_argument("--pin", action="store_true", help="write the counts instead of judging")
+    mutants_p = commands.add_parser("mutants", help="seed faults; each must be noticed")
+    mutants_p.add_argument("--only", default="", help="one fault's name")
+    for one in (explore_p, mutants_p):
+        one.add_argument("--json", default="", metavar="OUT", help="file, or - for stdout")
+        one.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    args = parser.parse_args(argv)
+    return (explore if args.command == "explore" else mutants)(args)
+
+
+def explore(args: argparse.Namespace) -> int:
+    """Explore the chosen scopes; compare the counts with the pinned ones."""
+    if args.scopes in ("ci", "long", "all"):
+        names = [n for n, s in SCOPES.items() if args.scopes in ("all", s.suite)]
+    elif args.scopes in SCOPES:
+        names = [args.scopes]
+    else:
+        print(f"--scopes {args.scopes}: known are ci, long, all, {', '.join(SCOPES)}",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    began, pins, bad = time.perf_counter(), read_pins(), 0
+    reports = []
+    for report in _each(explore_one, names, args.jobs):
+        reports.append(report)
+        wrong = "" if args.pin else difference(report, pins)
+        bad += bool(report.violations or wrong)
+        _say(report, wrong)
+    seconds = time.perf_counter() - began
+    scopes = [_scope_json(r) for r in reports]
+    _write(args.json, {"scopes": scopes, "seconds": round(seconds, 3)})
+    if args.pin and not bad:
+        write_pins(reports, pins)
+    states, cpu = sum(r.canonical_states for r in reports), sum(r.cpu_seconds for r in reports)
+    moves = sum(r.transitions for r in reports)
+    _err(f"{len(reports)} scopes, {states} states, {moves} transitions in {seconds:.1f} s: "
+         f"{moves / cpu:.0f} transitions/s a core, {bad} bad")  # fmt: skip
+    return 1 if bad else 0
+
+
+def explore_one(name: str) -> Report:
+    """Explore one scope by name (runs in a process of its own)."""
+    return Explorer(SCOPES[name]).run()
+
+
+def mutants(args: argparse.Namespace) -> int:
+    """Kill every fault, or say which one lives or dies of something else than declared."""
+    names = [m.name for m in ALL if args.only in ("", m.name)]
+    if not names:
+        _err(f"--only {args.only}: no such fault; known are {', '.join(m.name for m in ALL)}")
+        return 2
+    verdicts: list[Verdict] = []
+    for verdict in _each(kill_by_name, names, args.jobs):
+        verdicts.append(verdict)
+        mark = "killed" if verdict.good else "WRONG "
+        _err(f"{mark} {verdict.name:28} declared {verdict.declared:4} by {verdict.killed_by} "
+             f"also {verdict.also}, trace {verdict.trace_length}, {verdict.seconds:.1f} s"
+             f"{verdict.trouble}")  # fmt: skip
+    _write(args.json, {"mutants": [v.as_json() for v in verdicts], "equivalent": EQUIVALENT})
+    bad = sum(not v.good for v in verdicts)
+    _err(f"{len(verdicts)} faults, {bad} not killed as declared")
+    return 1 if bad else 0
+
+
+def _each(work: Callable[[X], Y], items: list[X], jobs: int) -> Iterator[Y]:
+    """Results in the order of the items."""
+    if jobs < 2 or len(items) < 2:
+        yield from map(work, items)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(work, items)
+
+
+def _scope_json(report: Report) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        **report.counts(),
+        "violations": [v.as_json() for v in report.violations],
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _say(report: Report, wrong: str) -> None:
+    counts = report.counts()
+    rate = report.canonical_states / max(report.cpu_seconds, 1e-6)
+    _err(f"{report.name:16} {counts['canonical_states']:>8} states (stand for "
+         f"{counts['raw_states']}), {counts['transitions']} transitions, depth {counts['depth']}, "
+         f"{report.seconds:.1f} s, {rate:.0f} states/s {wrong}")  # fmt: skip
+    for found in report.violations:
+        _err(f"{report.name}: {found.property}: {found.text}; shortest way there:")
+        for line in _lines(found.log):
+            _err("  " + line)
+
+
+def _lines(log: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for record in log:
+        yield json.dumps({k: v for k, v in record.items() if k != "t"})
+
+
+def _write(where: str, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+    elif where:
+        Path(where).write_text(text, encoding="utf-8")
+
+
+def _err(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

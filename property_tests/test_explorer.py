@@ -1,0 +1,203 @@
+"""The shipped scheduler, explored whole in small worlds, and the explorer itself put to the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from oracle import graph, pins
+from oracle.__main__ import main
+from oracle.checkers import check_log
+from oracle.explorer import Explorer, Node, replay
+from oracle.scopes import SCOPES, Scope
+from oracle.world import CANCELLED, ERROR, LOADING, NEED, PHASE, QUARANTINED, RUNNING, WHY
+
+CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]
+SMALL = ["thrash-k1", "lost-k1", "visit-k2-s2", "expert-k2-s2", "kv-k1", "failed-k2", "dense"]
+
+
+@pytest.mark.rule("LIVE-1", "LIVE-2", "LIVE-3", *[f"SAFE-{i}" for i in range(1, 12)])
+@pytest.mark.parametrize("name", CI)
+def test_scope_holds_and_its_counts_are_pinned(name: str) -> None:
+    report = Explorer(SCOPES[name]).run()
+    assert [f.as_json() for f in report.violations] == []
+    assert pins.difference(report, pins.read_pins()) == ""
+
+
+def test_every_scope_is_pinned_and_no_other() -> None:
+    assert set(pins.read_pins()) == set(SCOPES)
+
+
+def test_the_scopes_are_what_was_asked_for() -> None:
+    by_k = [s.options.top_k for s in SCOPES.values()]
+    assert len(by_k) >= 10
+    assert by_k.count(2) * 2 >= len(by_k)
+    for slots in (2, 3, 4):
+        kinds = {
+            (s.options.grouping, s.options.readiness)
+            for s in SCOPES.values()
+            if s.options.top_k == 2 and s.options.slots == slots
+        }
+        assert ("interleaved", "visit") in kinds
+        assert ("interleaved", "expert") in kinds
+        assert any(grouping.startswith("lockstep") for grouping, _ in kinds)
+    big = SCOPES["faults-k1"]
+    assert (len(big.requests), len(big.options.layers), big.options.experts) == (3, 2, 3)
+    assert (big.options.slots, big.options.top_k, big.load_faults, big.cancels) == (2, 1, 1, 1)
+    assert all(new == 2 for _, new in big.requests)
+    assert {s.options.grouping for s in SCOPES.values()} >= {"lockstep", "lockstep-blocking"}
+    assert any(s.initial < len(s.requests) for s in SCOPES.values())
+    assert any(
+        min(prompt, s.options.chunk) * s.options.top_k > s.options.slots
+        for s in SCOPES.values()
+        for prompt, _ in s.requests
+        if s.options.layers
+    )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_log_checkers_agree_on_every_path(name: str) -> None:
+    """The shortest path to every state, told as a log, passes the checkers (no false alarm)."""
+    scope = SCOPES[name]
+    explorer = Explorer(scope)
+    explorer.run()
+    inner = set(explorer.parent[1:])
+    leaves = [n for n in range(len(explorer.parent)) if n not in inner]
+    assert leaves
+    whole = 0
+    for number in leaves:
+        log = replay(scope, explorer.path(number))
+        complete = "end" in log[-1]
+        whole += complete
+        assert check_log(log, complete=complete) == [], log
+    assert whole
+
+
+@pytest.mark.parametrize("name", ["visit-k2-s3", "expert-k2-s2", "lockbulk-k2-s3", "lost-k1"])
+def test_symmetry_is_sound(name: str) -> None:
+    """Without it: the same verdict, and exactly the states that the orbits stand for."""
+    report = Explorer(SCOPES[name]).run()
+    raw = Explorer(SCOPES[name], symmetric=False).run()
+    assert raw.violations == report.violations == []
+    assert raw.canonical_states == report.raw_states
+    assert raw.canonical_states > report.canonical_states or name == "lost-k1"
+
+
+def test_exploring_is_deterministic() -> None:
+    one, two = Explorer(SCOPES["cancel-k2"]), Explorer(SCOPES["cancel-k2"])
+    one.run()
+    two.run()
+    assert one.index == two.index
+    assert (one.sources, one.targets) == (two.sources, two.targets)
+
+
+class _Watching(Explorer):
+    """Notes which situations occur."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.seen: set[str] = set()
+
+    def _expand(self, number: int, node: Node, following: list[tuple[int, Node]]) -> bool:
+        w, cache = node.w, node.s.cache
+        lanes = {
+            "a quarantined slot": QUARANTINED in w.state,
+            "two transfers at once": w.state.count(LOADING) == 2,
+            "loading while a step runs": LOADING in w.state and w.step is not None,
+            "no slot can be given": bool(w.live) and not cache.room(1),
+            "a cancel while its expert loads": LOADING in w.state
+            and bool(self.scope.cancels)
+            and not w.cancels,
+            "a cancel in a running step": any(
+                r[WHY] & CANCELLED and r[PHASE] == RUNNING for r in w.live
+            ),
+            "a visit partly run": any(r[PHASE] == RUNNING and r[NEED] for r in w.live),
+            "two visits in one step": w.step is not None and len(w.step[1]) > 1,
+            "an expert lost": any(n > self.scope.options.retries for n in w.fails.values()),
+            "an expert wanted twice while it loads": any(
+                w.state[slot] == LOADING and node.s.cache.wanted.get(code, 0) > 1
+                for slot, code in enumerate(w.code)
+            ),
+            "a failed step": any(r[WHY] & ERROR for r in w.live),
+        }
+        self.seen |= {name for name, is_so in lanes.items() if is_so}
+        return super()._expand(number, node, following)
+
+
+def test_the_interesting_situations_do_occur() -> None:
+    seen: set[str] = set()
+    for name in ("lost-k1", "cancel-k2", "drain-k1", "bulk-k2-s2", "expert-k2-s4", "visit-k2-s2"):
+        explorer = _Watching(SCOPES[name])
+        assert explorer.run().violations == []
+        seen |= explorer.seen
+    missing = {
+        "a quarantined slot", "two transfers at once", "loading while a step runs",
+        "no slot can be given", "a cancel while its expert loads", "a cancel in a running step",
+        "a visit partly run", "two visits in one step", "an expert lost",
+        "an expert wanted twice while it loads",
+    } - seen  # fmt: skip
+    assert not missing
+
+
+# -- the graph questions ---------------------------------------------------------------------
+
+
+def test_cycle_is_found_and_is_one() -> None:
+    edges = [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)]
+    sources, targets = [a for a, _ in edges], [b for _, b in edges]
+    found = graph.cycle(5, sources, targets)
+    assert sorted(found) == [1, 2, 3]
+    assert all(pair in edges for pair in pairwise([*found, found[0]]))
+    assert graph.cycle(5, sources[:3], targets[:3]) == []
+    assert graph.cycle(1, [0], [0]) == [0]
+
+
+def test_states_that_cannot_reach_the_end_are_found() -> None:
+    sources, targets = [0, 0, 1, 2], [1, 2, 3, 4]
+    assert graph.cannot_reach(5, sources, targets, [1, 1, 1, 1], [3, 4]) is None
+    assert graph.cannot_reach(5, sources, targets, [1, 1, 1, 1], [3]) == 2
+    assert graph.cannot_reach(5, sources, targets, [1, 1, 0, 1], [3, 4]) == 1
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def test_explore_writes_the_stated_form(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "out.json"
+    assert main(["explore", "--scopes", "thrash-k1", "--json", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert set(document) == {"scopes", "seconds"}
+    (scope,) = document["scopes"]
+    assert list(scope) == [
+        "name", "canonical_states", "raw_states", "transitions", "depth", "violations", "seconds",
+    ]  # fmt: skip
+    assert scope["violations"] == []
+    assert "states/s" in capsys.readouterr().err
+
+
+def test_a_count_that_is_not_the_pinned_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {name: dict(counts) for name, counts in pins.read_pins().items()}
+    wrong["thrash-k1"]["canonical_states"] += 1
+    monkeypatch.setattr("oracle.__main__.read_pins", lambda: wrong)
+    assert main(["explore", "--scopes", "thrash-k1"]) == 1
+
+
+def test_a_violation_fails_and_is_told_as_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A scope that must fail: nobody asks for more than there is, but the world lies about it."""
+    scope = SCOPES["thrash-k1"]
+    short = dataclasses.replace(scope, options=scope.options.with_(max_running=1))
+    monkeypatch.setitem(SCOPES, "thrash-k1", short)
+    monkeypatch.setattr("oracle.judge.World.idle", lambda world: (-1, 0 if world.step else 1))
+    assert main(["explore", "--scopes", "thrash-k1"]) == 1
+    assert '"event": "Arrived"' in capsys.readouterr().err
+
+
+def test_an_unknown_scope_is_bad_usage(capsys: pytest.CaptureFixture) -> None:
+    assert main(["explore", "--scopes", "everything"]) == 2
+    assert "thrash-k1" in capsys.readouterr().err
