@@ -298,6 +298,7 @@ class Explorer:
     # -- the graph -------------------------------------------------------------------------
 
     def _judge_graph(self) -> None:
+        """LIVE-2 (L2), then LIVE-1 (L1)."""
         n = len(self.index)
         cycle = graph.cycle(n, self.sources, self.targets)
         if cycle:

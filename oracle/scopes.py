@@ -215,8 +215,8 @@ _ALL = (
     ),
     # The other orders, and lag
     _scope(
-        "first-come-k1", "in order of arrival at the router", (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)),
-        fetch_order="first-come",
+        "first-come-k1", "in order of arrival at the router",
+        (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)), fetch_order="first-come",
     ),
     _scope(
         "fewest-k2", "fewest missing first, and nobody passed over for ever",

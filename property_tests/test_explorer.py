@@ -1,4 +1,4 @@
-"""The shipped scheduler, explored whole in small worlds, and the explorer itself put to the test."""
+"""The shipped scheduler, explored whole in small worlds; and the explorer put to the test."""
 
 from __future__ import annotations
 
