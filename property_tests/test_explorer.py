@@ -20,7 +20,10 @@ CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]
 SMALL = ["thrash-k1", "lost-k1", "visit-k2-s2", "expert-k2-s2", "kv-k1", "failed-k2", "dense"]
 
 
-@pytest.mark.rule("LIVE-1", "LIVE-2", "LIVE-3", *[f"SAFE-{i}" for i in range(1, 12)])
+@pytest.mark.rule(
+    "SAFE-1", "SAFE-2", "SAFE-3", "SAFE-4", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-8", "SAFE-9",
+    "SAFE-10", "SAFE-11", "LIVE-1", "LIVE-2", "LIVE-3",
+)  # fmt: skip
 @pytest.mark.parametrize("name", CI)
 def test_scope_holds_and_its_counts_are_pinned(name: str) -> None:
     report = Explorer(SCOPES[name]).run()

@@ -19,7 +19,10 @@ SECONDS = 30.0
 """A fault's budget; most need a tenth of a second."""
 
 
-@pytest.mark.rule("LIVE-1", "LIVE-2", "LIVE-3", *[f"SAFE-{i}" for i in range(1, 12)])
+@pytest.mark.rule(
+    "SAFE-1", "SAFE-2", "SAFE-3", "SAFE-4", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-8", "SAFE-9",
+    "SAFE-10", "SAFE-11", "LIVE-1", "LIVE-2", "LIVE-3",
+)  # fmt: skip
 @pytest.mark.parametrize("name", [m.name for m in ALL])
 def test_the_fault_is_killed_by_the_property_that_it_declares(name: str) -> None:
     mutant = next(m for m in ALL if m.name == name)

@@ -8,7 +8,7 @@ from oracle.checkers.records import LogView, Violation, parts_of
 
 
 def check_s11(log: LogView) -> Iterator[Violation]:
-    """SAFE-11 (S11): resident + in-flight bytes <= budget; KV, running, rows, lanes within their bounds.
+    """SAFE-11: resident + in-flight bytes <= budget; KV, running, rows, lanes within their bounds.
 
     A slot counts from the first Load into it, whatever becomes of its content: memory once
     written is never given back, only overwritten.

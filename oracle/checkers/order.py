@@ -109,7 +109,7 @@ class _Walk:
 
 
 def check_s10(log: LogView) -> Iterator[Violation]:
-    """SAFE-10 (S10): layers and chunks in order, tokens strictly increasing, each routed expert once."""
+    """SAFE-10: layers and chunks in order, tokens strictly increasing, each routed expert once."""
     walks: dict[int, _Walk] = {}
     steps: dict[int, tuple[int, ...]] = {}
     for line in log.lines:

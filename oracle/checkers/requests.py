@@ -12,7 +12,7 @@ _QUEUED, _RUNNING, _OVER = "queued", "running", "over"
 
 
 def check_s1(log: LogView) -> Iterator[Violation]:
-    """SAFE-1 (S1): arrived = queued + running + ended, at every line; nothing but ended at the end."""
+    """SAFE-1: arrived = queued + running + ended, at every line; nothing but ended at the end."""
     arrived: set[int] = set()
     ended: set[int] = set()
 
@@ -45,7 +45,7 @@ def check_s1(log: LogView) -> Iterator[Violation]:
 
 
 def check_s2(log: LogView) -> Iterator[Violation]:
-    """SAFE-2 (S2): Arrived, then Reject | Finish | Admit .. Finish; nothing after; the reason is true."""
+    """SAFE-2: Arrived, then Reject | Finish | Admit .. Finish; nothing after; the reason is true."""
     lives: dict[int, _Life] = {}
     steps: dict[int, tuple[int, ...]] = {}
     reads = _Reads(log.head.retries)

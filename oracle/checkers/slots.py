@@ -58,7 +58,7 @@ class _Slots:
 
 
 def check_s3(log: LogView) -> Iterator[Violation]:
-    """SAFE-3 (S3): free + loading + ready + quarantined = total: no slot invented, doubled or lost."""
+    """SAFE-3: free + loading + ready + quarantined = total: no slot invented, doubled or lost."""
     total = log.head.slots
     slots = _Slots()
     newest = 0
@@ -101,7 +101,7 @@ def _compare_counts(total: int, slots: _Slots, said: object, at: int) -> Iterato
 
 
 def check_s5(log: LogView) -> Iterator[Violation]:
-    """SAFE-5 (S5): one expert is resident, or on its way, in one slot at most."""
+    """SAFE-5: one expert is resident, or on its way, in one slot at most."""
     slots = _Slots()
     for line in log.lines:
         if line.name == "Load":
@@ -115,7 +115,7 @@ def check_s5(log: LogView) -> Iterator[Violation]:
 
 
 def check_s6(log: LogView) -> Iterator[Violation]:
-    """SAFE-6 (S6): no Load into a slot that a running step reads, or whose own load is under way."""
+    """SAFE-6: no Load into a slot that a running step reads, or whose own load is under way."""
     slots = _Slots()
     reading: dict[int, set[int]] = {}
     for line in log.lines:
@@ -137,7 +137,7 @@ def check_s6(log: LogView) -> Iterator[Violation]:
 
 
 def check_s7(log: LogView) -> Iterator[Violation]:
-    """SAFE-7 (S7): no slot is a write target, or read, while any transfer may still write into it."""
+    """SAFE-7: no slot is a write target, or read, while any transfer may still write into it."""
     writers: dict[int, set[int]] = {}
     slot_of: dict[int, int] = {}
     for line in log.lines:

@@ -10,7 +10,7 @@ Key = tuple[int, int]
 
 
 def check_s4(log: LogView) -> Iterator[Violation]:
-    """SAFE-4 (S4): a slot's count is the number of running steps that read it; 0 for all at the end."""
+    """SAFE-4: a slot's count is the number of running steps that read it; 0 for all at the end."""
     reading: dict[int, tuple[int, ...]] = {}
     newest = 0
     for line in log.lines:
@@ -39,7 +39,7 @@ def check_s4(log: LogView) -> Iterator[Violation]:
 
 
 def check_s8(log: LogView) -> Iterator[Violation]:
-    """SAFE-8 (S8): only the live completion of a slot's newest ticket makes it readable; others are stale.
+    """SAFE-8: only the live completion of a slot's newest ticket makes it readable; others are stale.
 
     A ticket is dead once it was reported failed, completed, or superseded in its slot.
     """
@@ -77,7 +77,7 @@ def check_s8(log: LogView) -> Iterator[Violation]:
 
 
 def check_s9(log: LogView) -> Iterator[Violation]:
-    """SAFE-9 (S9): a step reads a slot only when the slot holds that expert, whole, with the same bits.
+    """SAFE-9: a step reads a slot only when the slot holds that expert, whole, with the same bits.
 
     `sum` is optional: on Loaded the checksum of the slot, on Compute a list of checksums aligned
     with `slots`, taken when the step ended or began.

@@ -171,7 +171,7 @@ class _Board:
 
 
 def check_l3(log: LogView) -> Iterator[Violation]:
-    """LIVE-3 (L3): the rules (a) to (e) of specs/properties.md, judged where an ask's actions end."""
+    """LIVE-3: the rules (a) to (e) of specs/properties.md, judged where an ask's actions end."""
     board = _Board(log.head)
     ask: Line | None = None
     issued: list[str] = []
