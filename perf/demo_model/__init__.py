@@ -1,0 +1,1 @@
+"""Training the built-in demonstration model: texts, network, optimiser, measures, export."""
