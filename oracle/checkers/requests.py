@@ -45,7 +45,7 @@ def check_s1(log: LogView) -> Iterator[Violation]:
 
 
 def check_s2(log: LogView) -> Iterator[Violation]:
-    """SAFE-2: Arrived, then Reject | Finish | Admit .. Finish; nothing after; the reason is true."""
+    """SAFE-2: Arrived, then Reject | Finish | Admit .. Finish; nothing after; reasons are true."""
     lives: dict[int, _Life] = {}
     steps: dict[int, tuple[int, ...]] = {}
     reads = _Reads(log.head.retries)

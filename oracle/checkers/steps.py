@@ -39,7 +39,7 @@ def check_s4(log: LogView) -> Iterator[Violation]:
 
 
 def check_s8(log: LogView) -> Iterator[Violation]:
-    """SAFE-8: only the live completion of a slot's newest ticket makes it readable; others are stale.
+    """SAFE-8: only the live completion of a slot's newest ticket makes it readable.
 
     A ticket is dead once it was reported failed, completed, or superseded in its slot.
     """
