@@ -46,7 +46,7 @@ ARROWS = (
     # The command ties everything together; tokenizers only where text is wanted.
     Arrow("jax_impl.app", ("reference.vocab", "reference.control", "reference.files",
                            "reference.sampling", "reference.handle", "reference.engine",
-                           "jax_impl", "oracle"),
+                           "reference.simulator", "jax_impl", "oracle"),
           ("numpy", "jax", "tokenizers", "jinja2")),
     # The judge of control shares nothing with it.
     Arrow("oracle.checkers", ("reference.vocab", "reference.files", "oracle.checkers"), ("numpy",)),

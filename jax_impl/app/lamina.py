@@ -1,0 +1,205 @@
+"""Attention offloading: how many devices for a model and a load (`covey lamina plan`), and what the
+paper's tables give when computed again (`covey lamina tables`). No device is needed for either."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from reference.files.checkpoint import Checkpoint
+from reference.simulator.lamina import plan, tables
+from reference.simulator.lamina.costs import Efficiency
+from reference.simulator.lamina.hardware import DEVICES, NETWORKS, device, network
+from reference.simulator.lamina.workloads import (
+    MODELS,
+    TRACES,
+    Lengths,
+    Shape,
+    lengths_of,
+    read_trace,
+    shape_of,
+)
+from reference.vocab.errors import BadInput
+
+SHOWN = 12
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """`covey lamina WHAT ...`."""
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    p = what.add_parser(
+        "plan", help="pool sizes for a model, a load and limits", allow_abbrev=False
+    )
+    p.add_argument("model", help=f"{', '.join(MODELS)}, or a checkpoint directory (headers only)")
+    p.add_argument(
+        "--trace",
+        default="azure-conv",
+        help=f"{', '.join(TRACES)}; a trace file; or PROMPT,OUTPUT tokens",
+    )
+    p.add_argument("--compute", default="H100", help=f"compute device: {', '.join(DEVICES)}")
+    p.add_argument("--memory", default="H20", help="memory device, likewise")
+    p.add_argument("--network", default="fhbn", help=f"{', '.join(NETWORKS)}")
+    p.add_argument(
+        "--token-ms", type=float, default=float("inf"), help="most milliseconds between tokens"
+    )
+    p.add_argument("--cost", type=float, default=float("inf"), help="most dollars an hour")
+    p.add_argument("--max-compute", type=int, default=8)
+    p.add_argument("--max-memory", type=int, default=16)
+    p.add_argument("--batches", type=int, default=4, help="most batches in flight")
+    p.add_argument("--partition", choices=("head", "request"), default="head")
+    p.add_argument("--by", choices=("dollar", "rate"), default="dollar")
+    p.add_argument("--usable", type=float, default=0.9, help="share of memory that can be used")
+    p.add_argument(
+        "--efficiency",
+        default="1,1,1",
+        help="shares of the peaks that are reached: FLOPS,WEIGHTS,CACHE",
+    )
+    p.add_argument("--bytes", type=int, default=2, help="bytes of an element of weights and KV")
+    p.add_argument("--json", type=Path)
+    what.add_parser("tables", help="the paper's tables, computed again", allow_abbrev=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan or tables; status 1 when no configuration keeps the limits."""
+    if args.what == "tables":
+        print("\n".join(table_lines()))
+        return 0
+    return _plan(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    load, shape = load_of(args.trace), shape_named(args.model, args.bytes)
+    eff = efficiency_of(args.efficiency)
+    for name in ("max_compute", "max_memory", "batches", "bytes"):
+        if getattr(args, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
+    if not 0 < args.usable <= 1:
+        raise BadInput(f"--usable: {args.usable}; more than 0 and at most 1 expected")
+    limits = plan.Limits(
+        args.token_ms / 1e3, args.cost, args.max_compute, args.max_memory, args.batches
+    )
+    compute, memory, net = device(args.compute), device(args.memory), network(args.network)
+    # LAMINA-22: pools beside what the same compute devices do alone, under the same limits.
+    found = plan.best(
+        plan.choices(shape, load, compute, memory, net, limits, args.usable, eff, args.partition),
+        args.by,
+    )
+    alone = plan.best(
+        plan.monolithic_choices(shape, load, compute, limits, args.usable, eff), args.by
+    )
+    print(
+        f"{shape.name}: {shape.weights / 1e9:.1f} GB of weights, {shape.kv_token} KV bytes a token"
+        f"; {load.name}: {load.prompt:.0f} + {load.output:.0f} tokens; {args.compute} and "
+        f"{args.memory} over {args.network}, {args.usable:.0%} of memory"
+    )
+    if not found:
+        print("no configuration of the two pools keeps these limits")
+    for line in rows(found[:SHOWN]):
+        print(line)
+    if alone:
+        print(f"without a memory pool, {args.compute} alone:")
+        for line in rows(alone[:3]):
+            print(line)
+    if args.json:
+        document = {"pools": [asdict(c) for c in found], "monolithic": [asdict(c) for c in alone]}
+        try:
+            args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        except OSError as e:
+            raise BadInput(f"{args.json}: cannot be written: {e.strerror}") from None
+    if len(found) > SHOWN:
+        print(f"{len(found) - SHOWN} more; --json lists all", file=sys.stderr)
+    return 0 if found else 1
+
+
+def rows(found: list[plan.Choice]) -> list[str]:
+    """A table of configurations, best first."""
+    lines = [
+        "compute  memory  batches  requests  ms/token   tokens/s  $/hour  ktokens/$  "
+        "limit    prompts"
+    ]
+    for c in found:
+        s = c.served
+        lines.append(
+            f"{c.compute:7d}  {c.memory:6d}  {c.batches or '-':>7}  {s.batch:8.1f}  "
+            f"{s.token_s * 1e3:8.1f}  {s.tokens_per_s:9.0f}  {s.price:6.2f}  "
+            f"{s.tokens_per_dollar / 1e3:9.0f}  {c.limited_by:7}  "
+            f"{'fit' if c.prefill_fits else 'exceed the ports'}"
+        )
+    return lines
+
+
+def load_of(text: str) -> Lengths:
+    """A known trace, a file, or PROMPT,OUTPUT."""
+    if text in TRACES:
+        return TRACES[text]
+    parts = text.split(",")
+    if len(parts) == 2 and all(p.strip().isdigit() for p in parts):
+        prompt, output = map(int, parts)
+        if prompt < 1 or output < 1:
+            raise BadInput(f"--trace: {text}; at least 1 token each expected")
+        return Lengths(text, prompt, output, 0, "given")
+    if not Path(text).is_file():
+        raise BadInput(f"--trace: {text!r} is no file; known: {', '.join(TRACES)}")
+    return lengths_of(read_trace(Path(text)), text)
+
+
+def shape_named(text: str, element: int) -> Shape:
+    """A model of the paper, or a checkpoint's."""
+    if text in MODELS:
+        return MODELS[text]
+    if not Path(text).is_dir():
+        raise BadInput(f"model: {text!r} is no directory; known: {', '.join(MODELS)}")
+    return shape_of(Checkpoint.open(text).config, text, element)
+
+
+def efficiency_of(text: str) -> Efficiency:
+    """Three shares."""
+    try:
+        shares = [float(x) for x in text.split(",")]
+        if len(shares) == 3 and all(0 < x <= 1 for x in shares):
+            return Efficiency(*shares)
+    except ValueError:
+        pass
+    raise BadInput(f"--efficiency: {text!r}; three shares, each above 0 and at most 1, expected")
+
+
+def table_lines() -> list[str]:
+    """Every table of reference.simulator.lamina.tables as text."""
+    out: list[str] = ["Throughput at equal cost (u = 0.9, FHBN, ideal peaks)"]
+    out.append(
+        "model trace        alone: B  ms/token  tok/s   pools: B  ms/token  tok/s   "
+        "B x  tok/s x  one batch x  per $ x"
+    )
+    for model, trace in tables.CELLS:
+        c = tables.cell(model, trace)
+        out.append(
+            f"{model:5} {trace:10} {c.alone.batch:9.1f} {c.alone.token_s * 1e3:9.1f} "
+            f"{c.alone.tokens_per_s:6.0f} {c.two.batch:10.1f} {c.two.token_s * 1e3:9.1f} "
+            f"{c.two.tokens_per_s:6.0f} {c.batch_ratio:5.2f} {c.throughput_ratio:8.2f} "
+            f"{c.single_ratio:12.2f} {c.per_dollar_ratio:8.2f}"
+        )
+    out += ["", "Least bandwidth, GB/s, 70B on one H100 and one H20, at most 20 % slower"]
+    out.append("context    B = 16     64    100    200    300")
+    for length, row in tables.bandwidth_curve().items():
+        out.append(f"{length:7d}  " + " ".join(f"{x:6.1f}" for x in row))
+    out += ["", "Requests held, over those of the monolithic system at equal cost"]
+    for usable in (0.80, 0.85, 0.90, 0.95):
+        cells = "  ".join(f"{m} {x:.2f}" for m, x in tables.batch_ratios(usable).items())
+        out.append(f"u = {usable:.2f}  {cells}")
+    out += ["", "Queries first, share of a layer saved at 4096 tokens"]
+    for model, sizes in (("65B", (4, 8, 32)), ("70B", (4, 128, 256))):
+        cells = "  ".join(f"B = {n}: {tables.overlap(model, n):.1%}" for n in sizes)
+        out.append(f"{model}  {cells}")
+    out += [
+        "",
+        "Parts of a step, ms, 70B at 4096 tokens, one batch",
+        "    B  model  attention   wire  sum  observed",
+    ]
+    for r in tables.breakdown("70B", (4, 32, 128, 256), 4096):
+        total = r.model_s + r.attention_s + r.wire_s
+        values = (r.model_s, r.attention_s, r.wire_s, total, r.observed_s)
+        out.append(f"{r.batch:5d}  " + "  ".join(f"{x * 1e3:6.2f}" for x in values))
+    return out

@@ -1,0 +1,68 @@
+"""`covey lamina`: plans, tables, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jax_impl.app.main import main
+from oracle.tiny import tiny_config, write_checkpoint
+
+
+@pytest.mark.rule("LAMINA-22")
+def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    words = ["lamina", "plan", "70B", "--trace", "kimi-conv", "--cost", "60", "--token-ms", "50",
+             "--json", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "H100 alone" in printed and "ktokens/$" in printed
+    found = json.loads(out.read_text())["pools"]
+    assert found and all(c["served"]["price"] <= 60 for c in found)
+    assert all(c["served"]["token_s"] <= 0.050001 for c in found)
+    rates = [c["served"]["tokens_per_s"] / c["served"]["price"] for c in found]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.rule("LAMINA-22")
+def test_plans_for_a_checkpoint_and_none_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_checkpoint(tmp_path / "m", tiny_config("mixtral"))
+    assert main(["lamina", "plan", str(model), "--trace", "100,20", "--partition", "request"]) == 0
+    assert "100,20: 100 + 20 tokens" in capsys.readouterr().out
+    assert main(["lamina", "plan", "65B", "--token-ms", "1"]) == 1
+    assert "no configuration" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan", "90B"], "no directory"),
+        (["plan", "70B", "--trace", "nowhere"], "no file"),
+        (["plan", "70B", "--trace", "0,5"], "at least 1 token"),
+        (["plan", "70B", "--compute", "Z80"], "H100"),
+        (["plan", "70B", "--network", "tcp"], "fhbn"),
+        (["plan", "70B", "--efficiency", "2,1,1"], "three shares"),
+        (["plan", "70B", "--usable", "0"], "--usable"),
+        (["plan", "70B", "--max-memory", "0"], "--max-memory"),
+        (["plan", "70B", "--json", "/nowhere/x.json"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lamina", *words]) == 2
+    err = capsys.readouterr().err
+    assert told in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.rule("LAMINA-16")
+def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lamina", "tables"]) == 0
+    text = capsys.readouterr().out
+    row = next(x for x in text.splitlines() if x.startswith("70B   azure-conv"))
+    assert row.split()[-4:] == ["2.30", "0.94", "0.50", "1.03"]
+    assert "B = 8: 12.9%" in text
