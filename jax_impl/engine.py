@@ -6,7 +6,8 @@
         print(engine.why())
 
 Everything is opened, sized and compiled before the first request; afterwards the memory that is
-held does not grow. loop.py is what happens then.
+held does not grow. loop.py is what happens then. Nothing in it weighs one request's numbers with
+another's, and no shape depends on how many there are: hence the same bits (ENGINE-6).
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_impl import compile_cache
+from jax_impl.backend import backend
 from jax_impl.loop import Loop
 from jax_impl.model import JaxModel
-from jax_impl.options import EngineOptions, bank_rows, control_options, expert_keys, plan_sizes
+from jax_impl.options import (
+    EngineOptions,
+    bank_rows,
+    control_options,
+    expert_keys,
+    plan_sizes,
+    silent,
+)
 from jax_impl.slots import SlotPool
 from jax_impl.totals import why
 from jax_impl.transfer import Transferred, Transfers
@@ -82,6 +90,7 @@ class JaxEngine:
             max_len=min(ckpt.config.max_position, kv_tokens),
             kv_block=told.kv_block,
             tile=told.tile,
+            wide=told.wide,
             compute=told.compute,
             kv_dtype=told.kv_dtype,
         )
@@ -107,13 +116,18 @@ class JaxEngine:
             compute=told.compute,
             kv_dtype=told.kv_dtype,
             tile=told.tile,
+            wide=model.wide,
+            io=told.io,
+            backend=backend().record(),
             notes=list(ckpt.notes),
         )
         log = LogWriter(
-            told.log, head, lambda: monotonic() - began, keep=told.keep_log, warn=told.progress
-        )
+            told.log, head, lambda: monotonic() - began, keep=told.keep_log,
+            warn=None if told.progress is silent else told.progress,
+        )  # fmt: skip
         eos = frozenset() if told.ignore_eos else frozenset(ckpt.config.eos)
         rate = told.rate or getattr(told.reader, "bytes_per_s", None)
+        loop = None
         try:
             loop = Loop(
                 scheduler, model, pool, start_transfers, log, eos, check=told.check, rate=rate
@@ -122,6 +136,8 @@ class JaxEngine:
                 ckpt.check_unchanged(file)
         except BaseException:
             log.close()
+            if loop is not None:
+                loop.transfers.close()
             raise
         sizes = Sizes(
             sizes.budget, sizes.slots, sizes.slot, sizes.expert, sizes.experts,
@@ -270,4 +286,4 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "unknown"
-    return found | {"backend": jax.default_backend()}
+    return found

@@ -47,10 +47,12 @@ class EngineOptions:
     kv_tokens     KV capacity in tokens over all running requests; 0 plans for max_running
                   requests of the model's length, at most 4096 tokens each, within kv_memory
     kv_block, kv_dtype   tokens a KV block; what K and V are rounded to
-    tile          rows a device call
+    tile          rows a device call; wide  rows of a larger one for prompts, used only where a
+                  probe at the start finds equal bits (0: none)
     threads       loads at a time          io       auto | direct | buffered
     deadline_s    when a load is overdue   retries  further attempts after a failed load
-    bulk_slots, bulk_every, max_lag        as in ControlOptions
+    bulk_slots, bulk_every, max_lag        as in ControlOptions; they bound what a long prompt
+                  takes from those who decode (ENGINE-11)
     ignore_eos    go on to max_new_tokens whatever is sampled
     check         checksum of every expert at load, verified at every use
     log           file for the event log; keep_log also keeps it in memory (`engine.records`)
@@ -74,6 +76,7 @@ class EngineOptions:
     kv_block: int = 64
     kv_dtype: KvDtype = "f32"
     tile: int = 8
+    wide: int = 0
     threads: int = 4
     io: Io = "auto"
     deadline_s: float = 60.0

@@ -65,7 +65,7 @@ class FileReader:
 
 
 class ThrottledReader(FileReader):
-    """A device of a stated rate in front of the real files, shared by all threads.
+    """A device of a stated rate in front of the real files, shared by all threads (XFER-9).
 
     Reads queue up one behind another as on one channel: a read of n bytes takes n / rate seconds
     of the channel, and its thread sleeps until its turn has passed. No credit is saved up while

@@ -179,7 +179,8 @@ def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) 
             seed=request.seed,
             position=member.start + member.n,
         )
-        outcome.events.append(Sampled(number, token, token in eos or token in request.stop))
+        stop = token in eos or token in request.stop  # ENGINE-13
+        outcome.events.append(Sampled(number, token, stop))
     except Exception as error:
         # One request's trouble, also an error in the caller's own `on_logits`: the rest goes on.
         outcome.failed += (number,)
