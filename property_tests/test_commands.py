@@ -180,7 +180,6 @@ def test_defaults_yield_to_what_a_request_says(model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demo"], "MODEL: unsupported built-in model 'demo'; supported: a folder"),
         (["{model}/nowhere"], "nowhere: no such folder"),
         (["{requests}"], ": no such folder"),
         (["{model}", "--memory", "5%"], "at least 24KiB"),

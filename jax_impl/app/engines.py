@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_impl.app import builtin
 from jax_impl.app.text import Text
 from reference.files.requests import Request, check_ids, read_requests
 from reference.vocab.errors import BadInput, Unsupported
@@ -62,8 +63,8 @@ def one_of(allowed: Sequence[str]) -> dict[str, Any]:
 
 def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
     """Adds MODEL and the engine's flags; `vary` leaves out those that `verify` varies itself."""
-    parser.add_argument("model", metavar="MODEL", type=Path,
-                        help="folder with config.json and safetensors files")
+    parser.add_argument("model", metavar="MODEL", type=builtin.model,
+                        help="folder with config.json and safetensors files, or demo: built in")
     group = parser.add_argument_group("the engine")
     group.add_argument("--engine", **one_of(ENGINES), default="jax",
                        help="jax: fast; reference: NumPy, for reading (default: jax)")
@@ -99,10 +100,8 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def model_of(args: argparse.Namespace) -> Path:
-    """The folder of MODEL. Raises BadInput, or Unsupported for the built-in model."""
+    """The folder of MODEL. Raises BadInput where there is none."""
     model: Path = args.model
-    if str(model) == "demo":
-        raise Unsupported("MODEL", "built-in model 'demo'", "a folder with config.json")
     if not model.is_dir():
         raise BadInput(f"{model}: no such folder")
     return model

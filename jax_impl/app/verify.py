@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jax_impl.app import engines, sameness, settings
+from jax_impl.app import builtin, engines, sameness, settings
 from jax_impl.app.output import Progress
 from jax_impl.app.settings import Setting
 from jax_impl.app.text import Text
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     base = Setting(memories[-1])
     tried = args.only or [replace(base, company="rescored"),
                           *settings.plan(memories, args.rounds)]
-    again = ["covey", "verify", str(args.model), "--engine", args.engine,
+    again = ["covey", "verify", builtin.name_of(model), "--engine", args.engine,
              "--max-new-tokens", str(args.max_new_tokens), "--memory", f"{base.memory}B"]
     again += ["--requests", str(args.requests)] if args.requests else [
         "--count", str(args.count), "--seed", str(args.seed)]
