@@ -1,5 +1,5 @@
 """The rotation played in virtual time: the same control object that drives the engine, durations
-instead of devices (LAMINA-6, LAMINA-7, LAMINA-12, LAMINA-21)."""
+instead of devices (LAMINA-6, LAMINA-7, LAMINA-12, LAMINA-19, LAMINA-20)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Cell:
 def cell(
     model: str, trace: str, usable: float = 0.9, eff: Efficiency = IDEAL, net: Network = FHBN
 ) -> Cell:
-    """One row of the table; both systems with the same efficiency."""
+    """One row of the table of throughputs (LAMINA-16); both systems with the same efficiency."""
     s, context = MODELS[model], TRACES[trace].context
     a, b, count = PAIRS[model]
     alone = monolithic(s, context, H100, count, usable, eff)
