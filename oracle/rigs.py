@@ -2,7 +2,8 @@
 
 `loop` is the virtual-time loop over slots that hold only names; `transfer` the real fetch threads
 over a real file and real slots. Both log a checksum of each slot when a load completes and when
-a step that reads it ends, so that a wrong write is seen by S9. Both give the records of the log.
+a step that reads it ends, so that a wrong write is seen by S9. Both give the records of the log;
+an exception of the code under test is told in the end record.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ TURNS = 10_000
 
 
 class Records:
-    """A log in memory; `sum_of(layer, expert, slot)` is what a slot's checksum is now."""
+    """A log in memory; `sum_of` is what a slot's checksum is now."""
 
-    def __init__(self, slots: RoutedExecutor) -> None:
+    def __init__(self, slots: RoutedExecutor, options: ControlOptions = OPTIONS) -> None:
         self.slots = slots
         self.records: list[dict[str, Any]] = [
             {
                 "log": 1,
-                "options": asdict(OPTIONS),
+                "options": asdict(options),
                 "model": {},
                 "engine": "simulator",
                 "versions": {},
                 "expert_bytes": EXPERT_BYTES,
                 "slot_bytes": EXPERT_BYTES,
-                "budget_bytes": EXPERT_BYTES * OPTIONS.slots,
+                "budget_bytes": EXPERT_BYTES * options.slots,
             }
         ]
         self.where: dict[int, Load] = {}
@@ -63,8 +64,8 @@ class Records:
             extra["sum"] = self.sum_of(load.key, load.slot)
         self.add(record_of(event), extra)
 
-    def ask(self, channels: int, compute: int) -> None:
-        self.add({"ask": [channels, compute]}, {})
+    def ask(self, idle_channels: int, idle_compute: int) -> None:
+        self.add({"ask": [idle_channels, idle_compute]}, {})
 
     def action(self, action: Action, **extra: Any) -> None:
         if isinstance(action, Load):
@@ -81,8 +82,8 @@ class Records:
         pairs = action.slots
         record["sum"] = [self.sum_of(ExpertKey(action.layer, e), slot) for e, slot in pairs]
 
-    def whole(self) -> list[dict[str, Any]]:
-        self.add({"end": {}}, {})
+    def whole(self, trouble: str = "") -> list[dict[str, Any]]:
+        self.add({"end": {"trouble": trouble} if trouble else {}}, {})
         return self.records
 
 
@@ -134,9 +135,12 @@ def loop(module: ModuleType) -> list[dict[str, Any]]:
     log.action = action  # type: ignore[method-assign]
     for event in _arrivals():
         virtual.at(event.request * 2e-4, lambda e=event: [e])
-    for _ in range(TURNS):
-        if not virtual.tick():
-            break
+    try:
+        for _ in range(TURNS):
+            if not virtual.tick():
+                break
+    except Exception as error:  # a fault may break anything; the log up to here is judged
+        return log.whole(f"{type(error).__name__}: {error}")
     return log.whole()
 
 
@@ -175,7 +179,7 @@ class _Threads:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.pool = SlotPool(OPTIONS.slots, EXPERT_BYTES)
         self.transfers = module.Transfers(
-            self.pool, refs.__getitem__, refs, self.inbox.put, threads=2, io="buffered",
+            self.pool, refs.__getitem__, refs, self.inbox.put, threads=1, io="buffered",
             reader=FaultyReader("eio", nth=6, times=1),
         )  # fmt: skip
         self.executor = _executor(_Named, lambda: 0.0)
@@ -192,6 +196,8 @@ class _Threads:
                 if self.scheduler.idle or not self._wait():
                     break
                 self._obey()
+        except Exception as error:  # a fault may break anything; the log up to here is judged
+            return self.log.whole(f"{type(error).__name__}: {error}")
         finally:
             self.transfers.close()
         return self.log.whole()

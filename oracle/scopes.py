@@ -213,6 +213,10 @@ _ALL = (
         "cancels and a failed load while claims wait; several events before an ask",
         (2, 3, 2, 3), ((1, 1), (1, 1)), load_faults=1, cancels=1, batch=True,
     ),
+    _scope(
+        "split-k2-s3", "results told one by one, with asks between, and several before an ask",
+        (1, 3, 2, 3), ((1, 2), (1, 1)), split=True, batch=True,
+    ),
     # The other orders, and lag
     _scope(
         "first-come-k1", "in order of arrival at the router",
@@ -230,6 +234,20 @@ _ALL = (
         cancels=1, step_faults=1, split=True,
     ),
     # Larger, for `--scopes long`
+    _scope(
+        "deep-k2-s4", "three layers, three tokens: long ways",
+        (3, 3, 2, 4), ((1, 3), (1, 2)), initial=1, suite="long",
+    ),
+    _scope(
+        "four-k1", "four requests in two slots, a failed load",
+        (1, 3, 1, 2), ((1, 2), (1, 1), (1, 1), (1, 1)), initial=1, load_faults=1,
+        suite="long",
+    ),
+    _scope(
+        "order-k1", "two requests that come apart and diverge, three layers, two channels",
+        (3, 2, 1, 3), ((1, 2), (2, 2)), initial=1, channels=2, readiness="expert",
+        eviction="global", cancels=1, suite="long",
+    ),
     _scope(
         "swarm-k2", "three requests, two layers, no slot to spare, expert mode",
         (2, 3, 2, 2), ((1, 2), (1, 1), (1, 1)), readiness="expert", suite="long",

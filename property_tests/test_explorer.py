@@ -14,6 +14,7 @@ from oracle.__main__ import main
 from oracle.checkers import check_log
 from oracle.explorer import Explorer, Node, replay
 from oracle.scopes import SCOPES, Scope
+from oracle.swarm import swarm
 from oracle.world import CANCELLED, ERROR, LOADING, NEED, PHASE, QUARANTINED, RUNNING, WHY
 
 CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]
@@ -144,6 +145,24 @@ def test_the_interesting_situations_do_occur() -> None:
         "an expert wanted twice while it loads",
     } - seen  # fmt: skip
     assert not missing
+
+
+# -- beyond the small worlds -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_swarm(block: int) -> None:
+    """Random options, requests, costs and faults: every log passes every checker."""
+    events = 0
+    for seed in range(40 * block, 40 * block + 40):
+        log = swarm(seed)
+        events += len(log)
+        assert check_log(log) == [], f"swarm({seed})"
+    assert events > 5_000
+
+
+def test_swarm_is_the_same_twice() -> None:
+    assert swarm(7) == swarm(7)
 
 
 # -- the graph questions ---------------------------------------------------------------------

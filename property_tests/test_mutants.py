@@ -78,6 +78,7 @@ def test_an_unchanged_executor_is_not_blamed() -> None:
         (rigs.transfer, jax_impl.transfer),
     ):
         log = rig(module)
+        assert log[-1]["end"] == {}
         assert check_log(log) == []
         assert any(r.get("event") == "LoadFailed" for r in log)
 
