@@ -197,6 +197,8 @@ class JaxEngine:
             raise BadInput(f"{where}: the prompt is empty")
         if request.max_new_tokens is None or request.max_new_tokens < 0:
             raise BadInput(f"{where}: max_new_tokens is {request.max_new_tokens}; 0 or more needed")
+        if not isinstance(request.prompt, tuple) or any(type(t) is not int for t in request.prompt):
+            raise BadInput(f"{where}: the prompt is not a tuple of integers")
         check_ids(request, self.config.vocab)
         if any(isinstance(stop, str) for stop in request.stop):
             raise Unsupported(where, "stop text", "stop token ids")

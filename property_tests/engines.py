@@ -6,7 +6,9 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import atexit
 import functools
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from reference.files.requests import Request
 from reference.handle import Result
 
 FOLDER = Path(tempfile.mkdtemp(prefix="covey-tests-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 COMPILED = FOLDER / "compiled"
 LIMIT_S = 60.0
 

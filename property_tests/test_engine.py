@@ -63,6 +63,7 @@ def test_bits_are_those_of_each_request_alone(memory: Any, scheduler: str, readi
         {"fetch_order": "fewest-missing", "io": "buffered", "threads": 1},
         {"io": "direct", "max_rows": 4, "check": True},
         {"max_running": 1, "chunk": 32, "max_rows": 32},
+        {"wide": 16, "chunk": 16, "max_rows": 16, "max_running": 4},
     ],
     ids=str,
 )

@@ -33,6 +33,8 @@ from reference.vocab.ids import ExpertKey
 BAD_REQUESTS = [
     (Request("x", "some text", 4), "text"),
     (Request("x", (), 4), "empty"),
+    (Request("x", [1, 2], 4), "tuple"),  # type: ignore[arg-type]
+    (Request("x", (1, 2.5), 4), "integers"),  # type: ignore[arg-type]
     (Request("x", (1, 96), 4), "96"),
     (Request("x", (-1,), 4), "-1"),
     (Request("x", (1,), None), "max_new_tokens"),
