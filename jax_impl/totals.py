@@ -14,6 +14,9 @@ from typing import Any
 from reference.files.budget import show_size
 from reference.vocab.ids import ExpertKey
 
+LITTLE = 0.05
+"""A share of the time that is not worth a word."""
+
 TOP = 5
 """Layers and experts named as those that were waited for most."""
 
@@ -142,6 +145,8 @@ class Totals:
             "visits": self.visits,
             "experts_named": self.named,
             "hits": self.hits,
+            "routings": self.routings,
+            "full_hits": self.full_hits,
             "hit_rate": self.hits / self.named if self.named else 1.0,
             "full_hit_rate": self.full_hits / self.routings if self.routings else 1.0,
             "requests": self.requests,
@@ -152,6 +157,22 @@ class Totals:
             "waited_for_layers": [[layer, seconds] for layer, seconds in top],
             "waited_for_experts": [[*key, seconds] for key, seconds in blamed[:TOP]],
         }
+
+
+def limit(totals: dict[str, Any]) -> str:
+    """What held the run up, in words that follow from the numbers: advice on memory is given
+    exactly where time was spent waiting for experts, and says how much there is to gain."""
+    wall, waiting = totals["wall_s"], totals["waiting_s"]
+    if totals["fetch_s"] > totals["compute_s"]:
+        return "Fetching was the limit: more memory or a faster disk would help"
+    if waiting <= LITTLE * wall:
+        if totals["compute_s"] < 0.5 * wall:
+            return "Neither was the limit: most of the time nothing was in flight"
+        return "Computing was the limit: experts came in time, more memory would not help"
+    return (
+        f"Computing took longer than fetching, yet experts were waited for {waiting / wall:.0%} of "
+        "the time: more memory, or more requests at a time, would help by at most that"
+    )
 
 
 def why(totals: dict[str, Any]) -> str:
@@ -172,11 +193,8 @@ def why(totals: dict[str, Any]) -> str:
         f"{totals['hit_rate']:.0%} of the named experts were there already, and "
         f"{totals['full_hit_rate']:.0%} of the visits found all of theirs."
     )
-    if totals["fetch_s"] > totals["compute_s"]:
-        text += " Fetching was the limit: more memory or a faster disk would help"
-    else:
-        text += " Computing was the limit: more memory would not help"
-    if totals["waiting_s"] > 0.05 * wall and totals["waited_for_layers"]:
+    text += " " + limit(totals)
+    if totals["waiting_s"] > LITTLE * wall and totals["waited_for_layers"]:
         most = ", ".join(f"{la} ({s / wall:.0%})" for la, s in totals["waited_for_layers"][:3])
         text += f" (waited longest for layers {most})"
     return text + (

@@ -181,6 +181,26 @@ def test_time_is_booked_under_what_was_going_on() -> None:
     assert why(Totals().as_dict(1.0)) == "Nothing was run."
 
 
+@pytest.mark.rule("ENGINE-9")
+@pytest.mark.parametrize(
+    ("compute", "waiting", "other", "fetch", "says", "not_says"),
+    [
+        (6.0, 3.7, 0.3, 4.0, "waited for 37% of the time: more memory", "would not help"),
+        (9.6, 0.3, 0.1, 4.0, "more memory would not help", "would help"),
+        (2.0, 7.0, 1.0, 8.0, "more memory or a faster disk would help", "would not help"),
+        (1.0, 0.1, 8.9, 0.5, "nothing was in flight", "more memory"),
+    ],
+)
+def test_the_reason_follows_from_the_numbers(
+    compute: float, waiting: float, other: float, fetch: float, says: str, not_says: str
+) -> None:
+    t = Totals().as_dict(0.0) | {
+        "compute_s": compute, "waiting_s": waiting, "other_s": other, "fetch_s": fetch,
+        "wall_s": 10.0, "experts_named": 5, "bound_s": max(compute, fetch),
+    }  # fmt: skip
+    assert says in why(t) and not_says not in why(t)
+
+
 def test_what_a_checkpoint_changes_between_opening_and_reading_is_noticed(tmp_path: Path) -> None:
     from oracle.tiny import tiny_config, write_checkpoint
 
