@@ -128,6 +128,14 @@ class Rotation:
     def batches(self) -> int:
         return len(self.state)
 
+    def resting(self, batch: int) -> bool:
+        """The batch has no requests."""
+        return self.state[batch] == IDLE
+
+    def between(self, batch: int) -> bool:
+        """The batch's next turn may start, and has not."""
+        return self.state[batch] == READY
+
     def opened(self, batch: int) -> None:
         """An idle batch has got requests. It joins where the most advanced batch is, so that
         nobody has to wait until it has caught up."""
@@ -149,6 +157,14 @@ class Rotation:
         self.running[self.running.index(batch)] = None
         self.state[batch] = AWAY
         self.turn[batch] += 1
+
+    def token_done(self, batch: int) -> None:
+        """The turn ended a token. The first slice of the next one belongs to the same turn, on the
+        same replica, and comes before anything else."""
+        self._expect(batch, RUNNING, "token_done")
+        self.running[self.running.index(batch)] = None
+        self.state[batch] = READY
+        self.ready.insert(0, batch)
 
     def attention_done(self, batch: int) -> None:
         """The attention has come back: the next turn may start."""
