@@ -43,11 +43,12 @@ ARROWS = (
     Arrow("jax_impl", ("reference.vocab", "reference.control", "reference.files",
                        "reference.sampling", "reference.handle", "jax_impl"),
           ("numpy", "jax", "jaxlib", "ml_dtypes")),
-    # The command ties everything together; tokenizers only where text is wanted.
+    # The command ties everything together; tokenizers only where text is wanted, matplotlib only
+    # for pictures.
     Arrow("jax_impl.app", ("reference.vocab", "reference.control", "reference.files",
                            "reference.sampling", "reference.handle", "reference.engine",
                            "reference.simulator", "jax_impl", "oracle"),
-          ("numpy", "jax", "tokenizers", "jinja2")),
+          ("numpy", "jax", "tokenizers", "jinja2", "matplotlib")),
     # The judge of control shares nothing with it.
     Arrow("oracle.checkers", ("reference.vocab", "reference.files", "oracle.checkers"), ("numpy",)),
     Arrow("oracle", ("reference", "jax_impl", "oracle"),

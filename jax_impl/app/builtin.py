@@ -1,4 +1,4 @@
-"""The built-in model: MODEL `demo` of every command, a folder inside the package (APP-13)."""
+"""The built-in model: MODEL `demo` of every command, a folder inside the package (DEMO-1)."""
 
 from __future__ import annotations
 
