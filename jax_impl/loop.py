@@ -28,6 +28,7 @@ from reference.handle import RequestHandle
 from reference.vocab import events as ev
 from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
 from reference.vocab.ids import ExpertKey
+from reference.vocab.sampling import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +225,16 @@ class Loop:
                 self._held.give_rows(running)
         for event in outcome.events:
             if isinstance(event, ev.Sampled) and event.token is not None:
-                self._sampled(event.request, event.token)
+                self._sampled(event.request, outcome.chosen[event.request])
             elif isinstance(event, ev.Routed):
                 named = distinct(event.visit.layer, event.experts)
                 self.totals.routed(len(named), self._held.present(named))
             self._tell(event)
 
-    def _sampled(self, number: int, token: int) -> None:
+    def _sampled(self, number: int, choice: Choice) -> None:
         running = self._held.running[number]
-        running.tokens.append(token)
-        running.handle.put_token(token, self._clock())
+        running.tokens.append(choice.token)
+        running.handle.put_token(choice, self._clock())
         self.totals.tokens += 1
 
     def _obey(self) -> None:

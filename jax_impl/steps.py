@@ -13,11 +13,12 @@ import numpy as np
 
 from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut
-from reference.sampling import sample
+from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
 from reference.vocab.events import Event, Routed, Sampled
 from reference.vocab.ids import ENTRY, Visit
+from reference.vocab.sampling import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Outcome:
     failed: tuple[int, ...] = ()
     events: list[Event] = field(default_factory=list)
     routed: dict[int, np.ndarray] = field(default_factory=dict)
+    chosen: dict[int, Choice] = field(default_factory=dict)
     ended: float = 0.0
 
 
@@ -171,16 +173,14 @@ def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) 
         if request.max_new_tokens == 0:
             outcome.events.append(Sampled(number, None, True))
             return
-        token = sample(
-            out.logits[member.first + member.n - 1],
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            seed=request.seed,
-            position=member.start + member.n,
-        )
-        stop = token in eos or token in request.stop  # ENGINE-13
-        outcome.events.append(Sampled(number, token, stop))
+        # Nobody appends to the text while its step is in flight, so it can be read here.
+        choice = choose(
+            out.logits[member.first + member.n - 1], handle.sampling, member.running.tokens,
+            len(request.prompt),
+        )  # fmt: skip
+        outcome.chosen[number] = choice
+        stop = choice.token in eos or choice.token in request.stop  # ENGINE-13
+        outcome.events.append(Sampled(number, choice.token, stop))
     except Exception as error:
         # One request's trouble, also an error in the caller's own `on_logits`: the rest goes on.
         outcome.failed += (number,)

@@ -10,7 +10,7 @@ import numpy as np
 
 from reference.handle import RequestHandle
 from reference.numerics.model import Hidden, Model, State
-from reference.sampling import sample
+from reference.sampling import choose
 from reference.vocab.actions import Compute, Finish, Load, Reject
 from reference.vocab.errors import CoveyError
 from reference.vocab.events import Computed, Event, Failed, Routed, Sampled
@@ -151,14 +151,8 @@ class NumpyExecutor:
         if request.max_new_tokens == 0:
             return [Sampled(number, None, True)]
         assert logits is not None
-        token = sample(
-            logits[-1],
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            seed=request.seed,
-            position=len(text.tokens),
-        )
-        text.tokens.append(token)
-        text.handle.put_token(token, self.now())
-        return [Sampled(number, token, token in self.eos)]
+        choice = choose(logits[-1], text.handle.sampling, text.tokens, len(request.prompt))
+        text.tokens.append(choice.token)
+        text.handle.put_token(choice, self.now())
+        stop = choice.token in self.eos or choice.token in request.stop  # ENGINE-13
+        return [Sampled(number, choice.token, stop)]

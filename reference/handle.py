@@ -10,6 +10,7 @@ import numpy as np
 
 from reference.files.requests import Request
 from reference.vocab.errors import RequestFailed
+from reference.vocab.sampling import Choice, Logprobs
 
 FAILURES = ("error", "rejected")
 
@@ -23,6 +24,7 @@ class Result:
     token_s        when each token came; ttft_s is the first of them
     logits         float32 [positions, V] where they were asked for, else None: row p predicts the
                    token at p + 1; prompt rows first, no row for the last generated token
+    logprobs       one for each token where the request asks for them, else None
     """
 
     id: str
@@ -32,10 +34,14 @@ class Result:
     ttft_s: float | None
     token_s: tuple[float, ...]
     logits: np.ndarray | None
+    logprobs: tuple[Logprobs, ...] | None = None
 
 
 class RequestHandle:
-    """One submitted request. Safe to use from any thread; made by `Engine.submit`."""
+    """One submitted request. Safe to use from any thread; made by `Engine.submit`.
+
+    Raises BadInput for sampling options out of range.
+    """
 
     def __init__(
         self,
@@ -47,6 +53,7 @@ class RequestHandle:
         on_logits: Callable[[int, np.ndarray], None] | None,
     ) -> None:
         self.request = request
+        self.sampling = request.sampling()
         self.number = number
         self.want_logits = want_logits or on_logits is not None
         self._submitted = submitted
@@ -55,6 +62,7 @@ class RequestHandle:
         self._on_logits = on_logits
         self._tokens: list[int] = []
         self._times: list[float] = []
+        self._logprobs: list[Logprobs] = []
         self._reason: str | None = None
         self._error: str | None = None
         self._changed = threading.Condition()
@@ -107,6 +115,7 @@ class RequestHandle:
         return Result(
             self.id, tuple(self._tokens), self._reason, self._error,
             times[0] if times else None, times, logits,
+            None if self.sampling.logprobs is None else tuple(self._logprobs),
         )  # fmt: skip
 
     # -- the engine's side
@@ -118,10 +127,12 @@ class RequestHandle:
         if self._on_logits is not None:
             self._on_logits(position, row)
 
-    def put_token(self, token: int, now: float) -> None:
+    def put_token(self, choice: Choice, now: float) -> None:
         with self._changed:
-            self._tokens.append(token)
+            self._tokens.append(choice.token)
             self._times.append(now)
+            if choice.logprobs is not None:
+                self._logprobs.append(choice.logprobs)
             self._changed.notify_all()
 
     def end(self, reason: str, error: str | None) -> None:

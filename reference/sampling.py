@@ -5,18 +5,20 @@ nothing else: not on the batch, the engine, the order of requests or the NumPy v
 exponential and the random number are worked out here from additions and multiplications of
 float64 and from integers, which are the same everywhere.
 
-Anatomy: check -> (greedy) -> temperature -> top-k -> top-p -> draw.
+Anatomy: check -> penalties -> (greedy) -> temperature -> top-k -> top-p -> min-p -> draw.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.vocab.errors import BadInput, RequestFailed
+from reference.vocab.errors import RequestFailed
+from reference.vocab.sampling import Choice, Logprobs, Sampling
 
 Array = NDArray[Any]
 
@@ -30,6 +32,7 @@ _LN2_HIGH = 0.6931471803691238  # ln 2 to 33 bits, so that its products with |n|
 _LN2_LOW = 1.9082149292705877e-10  # the rest of ln 2
 _TAYLOR = tuple(1.0 / math.factorial(n) for n in range(13, -1, -1))
 _EXP_FLOOR = -708.0  # below, exp is taken as 0: no subnormal results
+_ATANH = tuple(1.0 / n for n in range(25, -1, -2))  # 1/25, 1/23, ... 1
 
 
 def philox4x64(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
@@ -65,6 +68,23 @@ def exp(x: Array) -> Array:
     return np.where(tiny, 0.0, np.ldexp(y, n.astype(np.int32)))
 
 
+def log(x: float) -> float:
+    """ln x for a positive float64 -> float64, within 2 units of the last place of max(|ln x|, 1).
+
+    x = m 2^n with sqrt(1/2) <= m < sqrt(2); ln m = 2 artanh(f) with f = (m - 1) / (m + 1), whose
+    series to f^25 is summed by Horner's rule (SAMPLE-6).
+    """
+    m, n = math.frexp(x)
+    if m < 0.7071067811865476:
+        m, n = 2.0 * m, n - 1
+    f = (m - 1.0) / (m + 1.0)
+    square = f * f
+    y = _ATANH[0]
+    for coefficient in _ATANH[1:]:
+        y = y * square + coefficient
+    return n * _LN2_HIGH + (2.0 * f * y + n * _LN2_LOW)
+
+
 def ranking(scores: Array) -> Array:
     """Indices of scores [V], highest first, equal ones by the lower index."""
     return np.argsort(-scores, kind="stable")
@@ -80,10 +100,41 @@ def best(scores: Array, k: int) -> Array:
     return np.sort(np.concatenate([above, equal[: k - len(above)]]))
 
 
-def kept(logits: Array, temperature: float, top_k: int, top_p: float) -> tuple[Array, Array]:
+def likeliest(scores: Array, n: int) -> Array:
+    """The n best of scores [V], best first, equal ones by the lower index; all if n > V."""
+    if not n:
+        return np.arange(0)
+    inside = best(scores, min(n, len(scores)))
+    return inside[ranking(scores[inside])]
+
+
+def penalised(logits: Array, how: Sampling, tokens: Sequence[int], prompt: int) -> Array:
+    """Logits [V] after the penalties for `tokens`, of which the first `prompt` were given.
+
+    SAMPLE-7: first the repetition penalty, over prompt and answer; then the frequency penalty and
+    the presence penalty, over the answer.
+    """
+    if not how.penalised:
+        return logits
+    logits = logits.copy()
+    if how.repetition_penalty != 1:
+        seen = np.unique(np.asarray(tokens, np.int64))
+        row = logits[seen]
+        r = how.repetition_penalty
+        logits[seen] = np.where(row > 0, row / r, row * r)
+    answer = np.asarray(tokens[prompt:], np.int64)
+    made, times = np.unique(answer, return_counts=True)
+    logits[made] -= how.frequency_penalty * times
+    logits[made] -= how.presence_penalty
+    return logits
+
+
+def kept(
+    logits: Array, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> tuple[Array, Array]:
     """The tokens that may be drawn, ascending, and their weights (not normalised), both [n].
 
-    SAMPLE-3: temperature first, then top-k, then top-p over what top-k left.
+    SAMPLE-3: temperature first, then top-k, then top-p over what top-k left, then min-p.
     """
     with np.errstate(over="ignore"):  # a tiny temperature leaves the greatest: the rest get -inf
         scores = (logits - logits.max()) / temperature
@@ -99,36 +150,67 @@ def kept(logits: Array, temperature: float, top_k: int, top_p: float) -> tuple[A
         count = 1 + int(np.count_nonzero(reached < top_p * reached[-1]))
         inside = np.sort(order[:count])
         tokens, weights = tokens[inside], weights[inside]
+    if min_p > 0.0:
+        # SAMPLE-8: the likeliest token has weight 1, and every filter leaves it.
+        inside = np.flatnonzero(weights >= min_p)
+        tokens, weights = tokens[inside], weights[inside]
     return tokens, weights
 
 
-def sample(
-    logits: Array, *, temperature: float, top_k: int, top_p: float, seed: int, position: int
-) -> int:
-    """The token that follows `position` tokens, from logits [V].
+def logprobs(row: Array, token: int, n: int) -> Logprobs:
+    """What the model itself thought of `token` and of the n likeliest, from logits [V] float64.
 
-    temperature  0: the largest logit, lower index first (SAMPLE-2); else a positive factor
-    top_k        how many stay; 0 for all
-    top_p        mass that stays, in (0, 1]; 1 for all
-    seed         the request's; position: tokens before this one, prompt included
-
-    Raises RequestFailed for logits that are NaN, +inf or all -inf (SAMPLE-1), BadInput for options
-    outside their range.
+    SAMPLE-10: neither penalties nor temperature nor filters are in it.
     """
-    if not (temperature >= 0 and math.isfinite(temperature) and 0 < top_p <= 1 and top_k >= 0):
-        raise BadInput(
-            f"sampling: temperature {temperature}, top_k {top_k}, top_p {top_p}; "
-            "right would be temperature >= 0, top_k >= 0, 0 < top_p <= 1"
-        )
+    scores = row - row.max()
+    whole = log(float(np.cumsum(exp(scores))[-1]))
+    top = likeliest(row, n)
+    return Logprobs(
+        float(scores[token] - whole),
+        tuple(zip(top.tolist(), (scores[top] - whole).tolist(), strict=True)),
+    )
+
+
+def choose(logits: Array, how: Sampling, tokens: Sequence[int], prompt: int) -> Choice:
+    """The token that follows `tokens`, of which the first `prompt` were given, from logits [V].
+
+    Raises RequestFailed for logits that are NaN, +inf or all -inf (SAMPLE-1). The result depends on
+    these arguments alone: nothing of another request's is among them (SAMPLE-9).
+    """
     row = np.asarray(logits, np.float64)
+    position = len(tokens)
     if not np.isfinite(row.max(initial=-np.inf)):  # SAMPLE-1: the max of a row with a NaN is NaN
         raise RequestFailed(f"position {position}: no token can be chosen from these logits")
-    if temperature == 0:
-        return int(row.argmax())
-    tokens, weights = kept(row, temperature, top_k, top_p)
+    token = _drawn(penalised(row, how, tokens, prompt), how, position)
+    told = None if how.logprobs is None else logprobs(row, token, how.logprobs)
+    return Choice(token, told)
+
+
+def sample(
+    logits: Array,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    position: int,
+    min_p: float = 0.0,
+) -> int:
+    """The token that follows `position` tokens, from logits [V], where no penalty looks back.
+
+    Options as in `Sampling`. Raises RequestFailed (SAMPLE-1), BadInput for options out of range.
+    """
+    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    return choose(logits, how, range(position), 0).token
+
+
+def _drawn(row: Array, how: Sampling, position: int) -> int:
+    if how.temperature == 0:
+        return int(row.argmax())  # SAMPLE-2
+    tokens, weights = kept(row, how.temperature, how.top_k, how.top_p, how.min_p)
     # SAMPLE-5: the first token, by index, at which the running sum exceeds u times the whole.
     reached = np.cumsum(weights)
-    threshold = uniform(seed, position) * reached[-1]
+    threshold = uniform(how.seed, position) * reached[-1]
     first = int(np.searchsorted(reached, threshold, side="right"))
     if first == len(tokens):  # u * total was rounded up to total
         first = int(np.flatnonzero(weights)[-1])

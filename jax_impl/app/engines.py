@@ -41,14 +41,6 @@ def count(word: str) -> int:
     return value
 
 
-def temperature(word: str) -> float:
-    """argparse type: a number from 0 to 1000, as a request file may have it."""
-    value = float(word)
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{word}; a number from 0 to 1000 expected")
-    return value
-
-
 def one_of(allowed: Sequence[str]) -> dict[str, Any]:
     """argparse keywords for a flag with a fixed set of words (APP-1)."""
 

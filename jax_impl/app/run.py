@@ -12,12 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from jax_impl.app import engines
+from jax_impl.app import engines, sampling_flags
+from jax_impl.app.answer import Answer
 from jax_impl.app.output import Progress, WholeFile, write_json
 from jax_impl.app.stops import Stopper, checked, watching
 from jax_impl.app.text import Text
 from jax_impl.app.waiting import Interrupt, run_all
 from reference.files.requests import Request
+from reference.vocab.sampling import Logprobs
 
 SHOWN_MAX = 24
 """Token ids that a line shows where there is no text."""
@@ -27,12 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `covey run`."""
     engines.arguments(parser)
     parser.add_argument("--requests", metavar="F", type=Path, required=True,
-                        help="JSON lines {id, prompt, max_new_tokens, arrival_s, temperature, "
-                             "top_p, top_k, seed, stop}, or one document {requests: [...]}")
+                        help="JSON lines {id, prompt, max_new_tokens, arrival_s, stop, and how "
+                             "to choose tokens}, or one document {requests: [...]}")
     parser.add_argument("--max-new-tokens", type=engines.count, metavar="N", default=32,
                         help="for requests that do not say (default: 32)")
-    parser.add_argument("--temperature", type=engines.temperature, metavar="T",
-                        help="for requests that have 0 or do not say (default: greedy)")
+    sampling_flags.arguments(parser)
     parser.add_argument("--ignore-eos", action="store_true",
                         help="go on to max_new_tokens whatever is sampled")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write results and totals here")
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(args.quiet)
     text = Text(model)
     requests = engines.requests_of(args.requests, model, text, args.max_new_tokens)
-    requests = [warm(request, args.temperature) for request in requests]
+    defaults = sampling_flags.defaults(args, model)
+    requests = [request.with_defaults(*defaults) for request in requests]
     for request in requests:
         checked(request.stop, text, f"request '{request.id}'")
     options |= {"ignore_eos": args.ignore_eos, "log": args.log, "keep_log": args.check}
@@ -84,15 +86,6 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if interrupt.noted else status
 
 
-def warm(request: Request, temperature: float | None) -> Request:
-    """The request at the flag's temperature, unless it has one of its own."""
-    from dataclasses import replace
-
-    if temperature is None or request.temperature:
-        return request
-    return replace(request, temperature=temperature)
-
-
 def record(
     request: Request, handle: Any, stopper: Stopper | None, text: Text
 ) -> dict[str, Any]:
@@ -102,23 +95,34 @@ def record(
                 "finish_reason": "cancelled", "error": None, "ttft_s": None, "tpot_s": None,
                 "token_s": [], "prompt_tokens": len(request.prompt)}
     result = handle.result()
-    tokens, reason, cut = list(result.tokens), result.finish_reason, None
     if stopper is not None:
         stopper.join()
-        if stopper.length is not None:
-            tokens, reason, cut = tokens[: stopper.length], "stop", stopper.cut
+        answer = stopper.answer
+    else:
+        answer = Answer(text)
+        for token in result.tokens:
+            answer.push(token)
+        answer.end()
+    tokens, reason = answer.tokens, "stop" if answer.stopped else result.finish_reason
     times = list(result.token_s[: len(tokens)])
     return {
         "id": request.id,
         "tokens": tokens,
-        "text": cut if cut is not None else text.decode(tokens),
+        "text": answer.text,
         "finish_reason": reason,
         "error": None if reason == "stop" else result.error,
         "ttft_s": result.ttft_s,
         "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
         "token_s": times,
         "prompt_tokens": len(request.prompt),
-    }
+    } | logprobs_of(result.logprobs, len(tokens))
+
+
+def logprobs_of(found: Sequence[Logprobs] | None, count: int) -> dict[str, Any]:
+    """The member `logprobs`, one entry a token, where the request asks for it (APP-8)."""
+    if found is None:
+        return {}
+    return {"logprobs": [{"logprob": one.chosen, "top": one.top} for one in found[:count]]}
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Ending a request at one of its `stop` texts or ids (APP-12).
+"""Ending a request at one of its `stop` texts (APP-12).
 
-An engine knows no text. Here a thread reads the tokens of a request that has stops, cancels it at
-the first stop, and cuts the result there; tokens that came after the stop are not part of it, so
-the result does not depend on how soon the cancel took effect.
+An engine knows no text. Here a thread reads the tokens of a request that has stop texts and cancels
+it at the first one; tokens that came after the stop are not part of the result, so it does not
+depend on how soon the cancel took effect.
 """
 
 from __future__ import annotations
@@ -12,43 +12,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jax_impl.app.answer import Answer
 from jax_impl.app.text import Text
 from reference.files.requests import Request
 from reference.vocab.errors import BadInput, RequestFailed
 
 
 class Stopper:
-    """Watches one request. `length` is how many tokens the result has once a stop was met."""
+    """Watches one request; `answer` holds its tokens and text up to the stop."""
 
     def __init__(self, handle: Any, stops: Sequence[str | int], text: Text) -> None:
-        self.length: int | None = None
-        self.cut: str | None = None
+        self.answer = Answer(text, stops)
         self._handle = handle
-        self._ids = {s for s in stops if isinstance(s, int)}
-        self._texts = tuple(s for s in stops if isinstance(s, str))
-        self._text = text
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
-        tokens: list[int] = []
         try:
             for token in self._handle:
-                tokens.append(token)
-                if token in self._ids or self._met(tokens):
-                    self.length = len(tokens)
+                self.answer.push(token)
+                if self.answer.stopped:
                     self._handle.cancel()
                     return
         except RequestFailed:
-            return  # the result says why
-
-    def _met(self, tokens: list[int]) -> bool:
-        """Whether the text so far holds a stop; keeps the text before the first one."""
-        text = self._text.decode(tokens) if self._texts else None
-        found = [at for stop in self._texts if (at := (text or "").find(stop)) >= 0]
-        if found:
-            self.cut = (text or "")[: min(found)]
-        return bool(found)
+            pass  # the result says why
+        self.answer.end()
 
     def join(self) -> None:
         """Waits until the last token has been looked at; the request must have ended."""
@@ -64,12 +52,12 @@ def checked(stops: Sequence[str | int], text: Text, where: str) -> None:
 def watching(
     submit: Callable[..., Any], text: Text, into: dict[str, Stopper]
 ) -> Callable[..., Any]:
-    """`submit`, with a Stopper put `into` the table for every request that has stops."""
+    """`submit`, with a Stopper put `into` the table for every request that has stop texts."""
 
     def submitted(request: Request) -> Any:
         ids = tuple(stop for stop in request.stop if isinstance(stop, int))
         handle = submit(replace(request, stop=ids))
-        if request.stop:
+        if len(ids) < len(request.stop):
             into[request.id] = Stopper(handle, request.stop, text)
         return handle
 

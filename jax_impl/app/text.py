@@ -1,4 +1,4 @@
-"""Prompts and answers as text, by the checkpoint's own tokenizer.json (APP-11).
+"""Prompts and answers as text, by the checkpoint's own tokenizer.json (APP-11, TEXT-5).
 
 Needs the package `tokenizers` (the extra `text`); without it, or without the file, token ids are
 all there is.
@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_impl.app.detokenise import Detokeniser, Kind
+from jax_impl.app.tokenizer_config import TokenizerConfig, read_small_text, tokenizer_config
+from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 256 << 20
+INSTALL = "(pip install 'covey[text]')"
 
 
 class Text:
@@ -22,34 +26,103 @@ class Text:
     def __init__(self, model: Path) -> None:
         self.model = model
         self.why_not = ""
+        self.config = TokenizerConfig()
         self._tokenizer: Any = None
-        path = model / FILE
-        if not path.is_file():
+        self._special: frozenset[int] = frozenset()
+        self._bytes: frozenset[int] = frozenset()
+        found = read_small_text(model, FILE, FILE_BYTES_MAX)
+        if found is None:
             self.why_not = f"{model} has no {FILE}"
             return
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            self.why_not = "the package tokenizers is missing (pip install 'covey[text]')"
+            self.why_not = f"the package tokenizers is missing {INSTALL}"
             return
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise BadInput(f"{path}: {path.stat().st_size} bytes, at most {FILE_BYTES_MAX}")
+        self.config = tokenizer_config(model)
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = Tokenizer.from_buffer(found[1])
         except Exception as error:
-            raise BadInput(f"{path}: not a tokenizer: {error}") from None
+            raise BadInput(f"{found[0]}: not a tokenizer: {show(str(error), 300)}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
+        self._bytes = self._single_bytes()
+
+    def _single_bytes(self) -> frozenset[int]:
+        """The tokens "<0x00>" to "<0xFF>", where the decoder takes them for bytes."""
+        probe = self._tokenizer.token_to_id("<0x41>")
+        if probe is None or self._tokenizer.decode([probe]) != "A":
+            return frozenset()
+        ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(id_ for id_ in ids if id_ is not None)
 
     def encode(self, prompt: str, where: str) -> tuple[int, ...]:
         """Token ids of `prompt`, with the special tokens that the tokenizer adds. Raises BadInput.
 
-        `where` names the request in the message.
+        `where` names the request in the message. TEXT-5: tokenizer_config.json decides about a
+        first and a last token where it says so, and a text that brings its own gets no second one.
         """
+        plain = self.encode_rendered(prompt, where)
+        ids = list(self._tokenizer.encode(prompt).ids)
+        if not ids:
+            return plain
+        extra = len(ids) > len(plain)
+        bos = self._role("bos_token", ids[0] if extra and ids[0] in self._special else None)
+        eos = self._role("eos_token", ids[-1] if extra and ids[-1] in self._special else None)
+        if bos is not None:
+            has, added = plain[:1] == (bos,), _leading(ids, bos) - _leading(plain, bos)
+            ids = _wanted(ids, bos, has, added, self.config.add_bos)
+        if eos is not None:
+            ids, back = ids[::-1], plain[::-1]
+            has, added = back[:1] == (eos,), _leading(ids, eos) - _leading(back, eos)
+            ids = _wanted(ids, eos, has, added, self.config.add_eos)[::-1]
+        return tuple(ids)
+
+    def encode_rendered(self, prompt: str, where: str) -> tuple[int, ...]:
+        """Token ids of a text that has its special tokens already, as a rendered chat has."""
         if self._tokenizer is None:
             raise BadInput(f"{where}: the prompt is text, but {self.why_not}; give token ids")
-        return tuple(self._tokenizer.encode(prompt).ids)
+        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str | None:
         """The text of generated `tokens` without special tokens; None where there is none."""
         if self._tokenizer is None:
             return None
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def stream(self) -> Detokeniser | None:
+        """For the text of an answer as it comes; None where there is none."""
+        if self._tokenizer is None:
+            return None
+        return Detokeniser(self._tokenizer.decode, self._kind)
+
+    def _kind(self, token: int) -> Kind:
+        if token in self._bytes:
+            return "byte"
+        if token in self._special or self._tokenizer.id_to_token(token) is None:
+            return "silent"
+        return "text"
+
+    def _role(self, role: str, otherwise: int | None) -> int | None:
+        """The id of a special token by its role; `otherwise` where the files do not name it."""
+        token = self.config.special.get(role)
+        found = None if token is None else self._tokenizer.token_to_id(token)
+        return otherwise if found is None else found
+
+
+def _leading(ids: Sequence[int], token: int) -> int:
+    """How many of `token` stand first."""
+    return next((n for n, id_ in enumerate(ids) if id_ != token), len(ids))
+
+
+def _wanted(ids: list[int], token: int, has: bool, added: int, want: bool | None) -> list[int]:
+    """`ids` with as many of `token` in front as there should be.
+
+    has     the text begins with one by itself     added   how many the tokenizer put there
+    want    what the configuration says, None for nothing
+    """
+    if has or want is False:
+        return ids[max(added, 0) :]
+    return [token, *ids] if want and not added else ids

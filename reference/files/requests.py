@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from reference.files import strict_json
 from reference.files.regular import reason
 from reference.files.strict_json import kind, place, show
 from reference.vocab.errors import BadInput
+from reference.vocab.sampling import Sampling
 
 MAX_FILE = 1 << 30
 MAX_ID = 256
@@ -26,7 +27,17 @@ MAX_TOKENS = (1 << 31) - 1
 MAX_SEED = (1 << 64) - 1
 FIELDS = (
     "id", "prompt", "max_new_tokens", "arrival_s", "temperature", "top_p", "top_k", "seed", "stop",
+    "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs",
 )  # fmt: skip
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 1e3), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 100.0), "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}  # fmt: skip
+"""Bounds of the numbers that say how tokens are chosen, both included but for those in POSITIVE."""
+POSITIVE = ("top_p", "repetition_penalty")
+"""Of RANGES, those that may not be 0."""
+MAX_LOGPROBS = 100
 
 
 @dataclass(frozen=True)
@@ -36,23 +47,47 @@ class Request:
     prompt           text, or token ids
     max_new_tokens   tokens to generate at most (0: score the prompt only); None: left to the flag
     arrival_s        seconds after the start of the run
-    temperature      0 is greedy; top_p in (0, 1]; top_k 0 is no limit; seed of the draws
     stop             texts (or token ids) that end the generation
+    temperature, top_p, top_k, seed, min_p, the penalties, logprobs
+                     as in `Sampling`; None: not said, left to flags and to the model (FILE-14)
     """
 
     id: str
     prompt: str | tuple[int, ...]
     max_new_tokens: int | None = None
     arrival_s: float = 0.0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
     stop: tuple[str | int, ...] = ()
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: int | None = None
 
     def resolve(self, default: int) -> Request:
         """The request with max_new_tokens settled: its own beats `default` (FILE-12)."""
         return self if self.max_new_tokens is not None else replace(self, max_new_tokens=default)
+
+    def with_defaults(self, *defaults: Mapping[str, Any]) -> Request:
+        """What the request does not say, from the first of `defaults` that does (FILE-14)."""
+        for given in defaults:
+            silent = {k: v for k, v in given.items() if getattr(self, k) is None}
+            self = replace(self, **silent)
+        return self
+
+    def sampling(self) -> Sampling:
+        """How its tokens are chosen; what nobody has said is Sampling's own default.
+
+        Raises BadInput for a value out of range.
+        """
+        said = {f.name: getattr(self, f.name) for f in fields(Sampling)}
+        try:
+            return Sampling(**{k: v for k, v in said.items() if v is not None})
+        except BadInput as error:
+            raise BadInput(f"request '{show(self.id)}': {error}") from None
 
 
 def check_ids(request: Request, vocab: int) -> None:
@@ -88,12 +123,28 @@ def request_from(value: Any, where: str, default_id: str = "0") -> Request:
         prompt=_prompt(v["prompt"], where),
         max_new_tokens=limit,
         arrival_s=_number(v, "arrival_s", 0.0, 1e9, 0.0, where),
-        temperature=_number(v, "temperature", 0.0, 1e3, 0.0, where),
-        top_p=_top_p(v, where),
-        top_k=_integer(v, "top_k", MAX_TOKENS, 0, where),
-        seed=_integer(v, "seed", MAX_SEED, 0, where),
         stop=_stop(v.get("stop", []), where),
+        **sampling_fields(v, where),
     )
+
+
+def sampling_fields(v: dict[str, Any], where: str) -> dict[str, Any]:
+    """Those of an object's fields that say how tokens are chosen, checked; absent ones are absent.
+
+    Errors: BadInput names the field.
+    """
+    said: dict[str, Any] = {}
+    for name, (low, high) in RANGES.items():
+        if name in v:
+            said[name] = _number(v, name, low, high, low, where)
+            if name in POSITIVE and said[name] == 0.0:
+                raise BadInput(
+                    f"{where}: {name} is 0; a number above 0 and up to {high:g} is needed"
+                )
+    for name, most in (("top_k", MAX_TOKENS), ("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS)):
+        if name in v:
+            said[name] = _integer(v, name, most, 0, where)
+    return said
 
 
 def read_requests(path: str | os.PathLike[str]) -> list[Request]:
@@ -149,8 +200,7 @@ def write_requests(path: str | os.PathLike[str], requests: Iterable[Request]) ->
     with Path(path).open("w", encoding="utf-8") as file:
         for r in requests:
             given = {name: getattr(r, name) for name in FIELDS}
-            if r.max_new_tokens is None:
-                del given["max_new_tokens"]
+            given = {name: value for name, value in given.items() if value is not None}
             file.write(json.dumps(given) + "\n")
 
 
@@ -197,13 +247,6 @@ def _number(
             f"{where}: {name} is {show(value, 40)}; a number from {low:g} to {high:g} is needed"
         )
     return float(value)
-
-
-def _top_p(v: dict[str, Any], where: str) -> float:
-    value = _number(v, "top_p", 0.0, 1.0, 1.0, where)
-    if value == 0.0:
-        raise BadInput(f"{where}: top_p is 0; a number above 0 and up to 1 is needed")
-    return value
 
 
 def _stop(value: Any, where: str) -> tuple[str | int, ...]:
