@@ -89,6 +89,7 @@ class JaxEngine:
             kv_blocks=kv_tokens // told.kv_block,
             max_len=min(ckpt.config.max_position, kv_tokens),
             kv_block=told.kv_block,
+            texts=told.max_running,
             tile=told.tile,
             wide=told.wide,
             compute=told.compute,

@@ -6,12 +6,13 @@ promise is a bug and ends the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
+from jax_impl.kv import KvKind, Table
 from reference.handle import RequestHandle
 from reference.vocab.ids import ExpertKey
 
@@ -20,14 +21,14 @@ from reference.vocab.ids import ExpertKey
 class Running:
     """A running request: its text so far and what it holds of the model's memory.
 
-    tokens   prompt and generated tokens       blocks   KV blocks, in order of position
-    rows     bank rows of the chunk in work    topk     [rows, K] experts of the visit in work
+    tokens   prompt and generated tokens       table   its KV blocks of each kind (jax_impl.kv)
+    rows     bank rows of the chunk in work    topk    [rows, K] experts of the visit in work
     """
 
     number: int
     handle: RequestHandle
     tokens: list[int]
-    blocks: list[int]
+    table: Table
     rows: list[int] = field(default_factory=list)
     topk: np.ndarray | None = None
 
@@ -51,24 +52,30 @@ class Resident:
 
 
 class Holdings:
-    """Free lists, and who holds what. `rows` and `blocks` are counts, `kv_block` is in tokens."""
+    """Free lists, and who holds what. `rows` is a count, `kv_block` is in tokens."""
 
-    def __init__(self, rows: int, blocks: int, kv_block: int) -> None:
+    def __init__(self, rows: int, kinds: Sequence[KvKind], kv_block: int) -> None:
         self.running: dict[int, Running] = {}
         self.residents: dict[int, Resident] = {}
         self._slot_of: dict[ExpertKey, int] = {}
         self._kv_block = kv_block
-        self._all = rows, blocks
+        self._all = rows, sum(kind.blocks for kind in kinds)
         self._rows = list(range(rows))
-        self._blocks = list(range(blocks))
+        self._kinds = tuple(kinds)
+        self._blocks = [list(range(kind.blocks)) for kind in kinds]
 
     def admit(self, handle: RequestHandle) -> None:
-        """KV blocks for the whole of prompt and max_new_tokens, from now until the end."""
+        """KV blocks for the whole of prompt and max_new_tokens, from now until the end; in layers
+        with a window, for as much as is needed at a time (JAX-13)."""
         request = handle.request
         size = len(request.prompt) + (request.max_new_tokens or 0)
-        blocks = _take(self._blocks, -(-size // self._kv_block), "KV blocks")
+        blocks = tuple(
+            _take(free, kind.held(size, self._kv_block), "KV blocks")
+            for free, kind in zip(self._blocks, self._kinds, strict=True)
+        )
         tokens = [int(t) for t in request.prompt]
-        self.running[handle.number] = Running(handle.number, handle, tokens, blocks)
+        table = Table(blocks, len(tokens))
+        self.running[handle.number] = Running(handle.number, handle, tokens, table)
 
     def take_rows(self, running: Running, n: int) -> None:
         """Rows for a chunk that is about to enter."""
@@ -85,7 +92,8 @@ class Holdings:
         running = self.running.pop(number, None)
         if running is not None:
             self.give_rows(running)
-            self._blocks += running.blocks
+            for free, blocks in zip(self._blocks, running.table.blocks, strict=True):
+                free += blocks
 
     def fill(self, slot: int, resident: Resident) -> None:
         """A load has ended."""
@@ -107,7 +115,7 @@ class Holdings:
         rows, blocks = self._all
         return {
             "rows": rows - len(set(self._rows)),
-            "blocks": blocks - len(set(self._blocks)),
+            "blocks": blocks - sum(len(set(free)) for free in self._blocks),
             "requests": len(self.running),
         }
 

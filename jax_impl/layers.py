@@ -19,15 +19,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_impl.kernels import attention, rope
+from jax_impl.attend import Attend, Weights
+from jax_impl.kernels import rope
 from jax_impl.kernels.dots import dot
-from jax_impl.kernels.experts import combine, gated
+from jax_impl.kernels.experts import FeedForward, combine, gated
 from jax_impl.kernels.router import route
-from reference.vocab.config import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, MoeSpec
-from reference.vocab.errors import Unsupported
+from reference.vocab.config import DenseSpec, LayerSpec, ModelConfig, MoeSpec
 
 Source = Literal["embed", "combine", "load"]
-Weights = dict[str, jax.Array]
 
 
 class Bank(NamedTuple):
@@ -49,59 +48,11 @@ class Piece:
     layer: LayerSpec | None
 
 
-def require_supported(config: ModelConfig, where: str) -> None:
-    """Raises Unsupported for the first value of the description that no kernel here implements."""
-
-    def need(good: bool, what: str, supported: str) -> None:
-        if not good:
-            raise Unsupported(where, what, supported)
-
-    need(config.norm.kind == "rms", f"norm {config.norm.kind}", "rms")
-    need(not config.head_bias, "bias of the LM head", "none")
-    need(config.logits_scale == 1.0, f"logits_scale {config.logits_scale}", "1.0")
-    for i, spec in enumerate(config.layers):
-        a, f = spec.attention, spec.feed_forward
-        need(a.kind == "gqa", f"attention {a.kind} in layer {i}", "gqa")
-        need(not a.sinks, f"attention sinks in layer {i}", "none")
-        need(
-            a.rope is None or a.rope.kind in rope.SUPPORTED,
-            f"rope {a.rope and a.rope.kind} in layer {i}",
-            ", ".join(rope.SUPPORTED),
-        )
-        need(
-            f.activation.kind == "silu_gated",
-            f"activation {f.activation.kind} in layer {i}",
-            "silu_gated",
-        )
-        if isinstance(f, DenseSpec):
-            continue
-        r = f.router
-        need(not f.expert_bias, f"expert biases in layer {i}", "none")
-        need(f.shared is None, f"shared expert in layer {i}", "none")
-        need(
-            r.score in ("softmax", "topk_softmax"),
-            f"router score {r.score} in layer {i}",
-            "softmax, topk_softmax",
-        )
-        need(not r.selection_bias, f"selection bias in layer {i}", "none")
-        need(r.groups == 1, f"grouped routing in layer {i}", "one group")
-
-
-def roles(config: ModelConfig, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(matrices, vectors) that layer holds resident, named as the checkpoint's roles."""
-    spec = config.layers[layer]
-    a, f = spec.attention, spec.feed_forward
-    matrices, vectors = ["q", "k", "v", "o"], ["attn_norm", "mlp_norm"]
-    vectors += ["q_bias", "k_bias", "v_bias"] if a.qkv_bias else []
-    vectors += ["o_bias"] if a.o_bias else []
-    vectors += ["q_norm", "k_norm"] if a.qk_norm != "none" else []
-    if isinstance(f, MoeSpec):
-        matrices += ["router"]
-        vectors += ["router_bias"] if f.router.bias else []
-    else:
-        matrices += ["gate", "up", "down"]
-        vectors += ["gate_bias", "up_bias", "down_bias"] if f.bias else []
-    return tuple(matrices), tuple(vectors)
+def feed_forward(w: Weights, prefix: str = "") -> FeedForward:
+    """The resident feed-forward of a layer: its dense one, or its shared expert's."""
+    matrices = (w[prefix + name] for name in ("gate", "up", "down"))
+    biases = (w.get(f"{prefix}{name}_bias") for name in ("gate", "up", "down"))
+    return FeedForward(*matrices, *biases)
 
 
 class Layers:
@@ -109,6 +60,13 @@ class Layers:
 
     def __init__(self, config: ModelConfig, compute: str, kv_dtype: str) -> None:
         self.config, self.compute, self.kv_dtype = config, compute, kv_dtype
+
+    def _scaled(self, x: jax.Array, factor: float) -> jax.Array:
+        """NUM-11: a factor of 1 is no operation at all."""
+        return x if factor == 1.0 else x * factor
+
+    def _norm(self, w: Weights, name: str, x: jax.Array) -> jax.Array:
+        return rope.norm(self.config.norm, x, w[name], w.get(f"{name}_bias"))
 
     def _source(
         self,
@@ -121,113 +79,63 @@ class Layers:
         """The rows' residual [T, H]."""
         if piece.source == "embed":
             assert embed is not None
-            return embed[at[:, 1]].astype(jnp.float32) * self.config.embed_scale
+            return self._scaled(embed[at[:, 1]].astype(jnp.float32), self.config.embed_scale)
         residual = bank.residual[at[:, 0]]
         if piece.source == "load":
             return residual
         assert out is not None
         mixed = combine(out[at[:, 0]], bank.mix[at[:, 0]])
-        return residual + mixed * self.config.residual_scale
+        return residual + self._scaled(mixed, self.config.residual_scale)
 
-    def _heads(
-        self, a: AttentionSpec, w: Weights, x: jax.Array, turn: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """q [T, N, D], k [T, G, D], v [T, G, Dv] of normed rows, rotated, not yet rounded."""
-
-        def one(name: str, heads: int, width: int, normed: bool) -> jax.Array:
-            y = dot(self.compute, x, w[name])
-            if a.qkv_bias:
-                y = y + w[f"{name}_bias"]
-            if normed and a.qk_norm == "flat":
-                y = rope.norm(self.config.norm, y, w[f"{name}_norm"])
-            y = y.reshape(x.shape[0], heads, width)
-            if normed and a.qk_norm == "head":
-                y = rope.norm(self.config.norm, y, w[f"{name}_norm"])
-            if a.clip is not None:
-                y = jnp.clip(y, -a.clip, a.clip)
-            if normed and a.rope is not None:
-                assert turn is not None
-                y = rope.rotate(a.rope, y, turn)
-            return y
-
-        q = one("q", a.heads, a.head_dim, True)
-        k = one("k", a.kv_heads, a.head_dim, True)
-        return q, k, one("v", a.kv_heads, a.v_head_dim, False)
-
-    def _attention(
-        self,
-        a: AttentionSpec,
-        w: Weights,
-        h: jax.Array,
-        at: jax.Array,
-        live: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        turns: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(attention's output [T, H], pools with the rows' K and V written)."""
-        position, tables = at[:, 2], at[:, 3:]
-        x = rope.norm(self.config.norm, h, w["attn_norm"])
-        turn = None if turns is None else turns[position]
-        q, k, v = self._heads(a, w, x, turn)
-        k, v = (attention.round_kv(self.kv_dtype, y) for y in (k, v))
-        size = keys.shape[2]
-        block = jnp.take_along_axis(tables, (position // size)[:, None], axis=1)[:, 0]
-        keys = attention.write(keys, block, position % size, k, live)
-        values = attention.write(values, block, position % size, v, live)
-        q = q.reshape(q.shape[0], a.kv_heads, a.heads // a.kv_heads, a.head_dim)
-        y = attention.attend_v0(
-            self.compute,
-            q,
-            k,
-            v,
-            keys,
-            values,
-            tables,
-            position,
-            scale=a.scale,
-            window=a.window,
-        )
-        y = dot(self.compute, y.reshape(q.shape[0], -1), w["o"])
-        return (y + w["o_bias"] if a.o_bias else y), keys, values
+    def _shared(self, f: MoeSpec, w: Weights, x: jax.Array) -> jax.Array:
+        """The output of the expert that every row uses [T, H]."""
+        assert f.shared is not None
+        y = gated(self.compute, f.activation, x, feed_forward(w, "shared_"))
+        if f.shared.gated:
+            y = y * jax.nn.sigmoid(dot(self.compute, x, w["shared_router"]))
+        return y
 
     def layer(self, piece: Piece) -> Callable[..., Any]:
         """f(at, bank, keys, values, out, w, embed, turns) -> (bank, keys, values, told).
 
-        told [T, 2K + 1] int32: experts, the bits of their weights, 1 if a score is NaN; None
-        behind a dense layer. bank, keys and values are donated.
+        turns: a table [positions, dims] of the layer's rope, or the rows' own [T, dims] where they
+        follow the prompt's length; None without rope. told [T, 2K + 1] int32: experts, the bits of
+        their weights, 1 if a score is NaN; None behind a dense layer. bank, keys and values are
+        donated; values is None where the keys hold them too.
         """
         spec = piece.layer
         assert spec is not None
         a, f = spec.attention, spec.feed_forward
+        attend = Attend(a, self.config.norm, self.compute, self.kv_dtype)
+        scale = self.config.residual_scale
 
         def run(
             at: jax.Array,
             bank: Bank,
             keys: jax.Array,
-            values: jax.Array,
+            values: jax.Array | None,
             out: jax.Array | None,
             w: Weights,
             embed: jax.Array | None,
             turns: jax.Array | None,
-        ) -> tuple[Bank, jax.Array, jax.Array, jax.Array | None]:
-            row = at[:, 0]
+        ) -> tuple[Bank, jax.Array, jax.Array | None, jax.Array | None]:
+            row, position, tables = at[:, 0], at[:, 2], at[:, 3:]
             live = row < bank.residual.shape[0] - 1
             h = self._source(piece, at, bank, out, embed)
-            y, keys, values = self._attention(a, w, h, at, live, keys, values, turns)
-            h = h + y * self.config.residual_scale
-            x = rope.norm(self.config.norm, h, w["mlp_norm"])
+            turn = turns
+            if turns is not None and a.rope is not None and not a.rope.by_prompt:
+                turn = turns[position]
+            q, k, v = attend.rows(w, self._norm(w, "attn_norm", h), turn)
+            keys, values = attend.write(keys, values, k, v, tables, position, live)
+            y = attend.attend(w, q, k, v, keys, values, tables, position)
+            h = h + self._scaled(attend.output(w, y), scale)
+            x = self._norm(w, "mlp_norm", h)
             if isinstance(f, DenseSpec):
-                biases = [w[f"{n}_bias"] for n in ("gate", "up", "down")] if f.bias else ()
-                y = gated(self.compute, x, w["gate"], w["up"], w["down"], *biases)
-                h = h + y * self.config.residual_scale
+                h = h + self._scaled(gated(self.compute, f.activation, x, feed_forward(w)), scale)
                 return bank._replace(residual=bank.residual.at[row].set(h)), keys, values, None
-            logits = dot(self.compute, x, w["router"])
-            if f.router.bias:
-                logits = logits + w["router_bias"]
-            chosen, mix, bad = route(f.router, logits, f.top_k)
-            bits = lax.bitcast_convert_type(mix, jnp.int32)
-            told = jnp.concatenate([chosen, bits, bad[:, None].astype(jnp.int32)], axis=1)
+            told, mix = self._routed(f, w, x)
+            if f.shared is not None:  # JAX-16: before the routed experts are there
+                h = h + self._scaled(self._shared(f, w, x), scale)
             bank = Bank(
                 bank.residual.at[row].set(h), bank.x.at[row].set(x), bank.mix.at[row].set(mix)
             )
@@ -235,17 +143,26 @@ class Layers:
 
         return run
 
-    def head(self, piece: Piece) -> Callable[..., Any]:
-        """f(at, bank, out, final_norm, lm_head) -> logits [T, V] float32; changes nothing."""
+    def _routed(self, f: MoeSpec, w: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(told, combining weights [T, K]) of the experts' input x [T, H]."""
+        logits = dot(self.compute, x, w["router"])
+        if f.router.bias:
+            logits = logits + w["router_bias"]
+        bias = w["selection_bias"] if f.router.selection_bias else None
+        chosen, mix, bad = route(f.router, logits, f.top_k, bias)
+        bits = lax.bitcast_convert_type(mix, jnp.int32)
+        return jnp.concatenate([chosen, bits, bad[:, None].astype(jnp.int32)], axis=1), mix
 
-        def run(
-            at: jax.Array,
-            bank: Bank,
-            out: jax.Array | None,
-            final_norm: jax.Array,
-            lm_head: jax.Array,
-        ) -> jax.Array:
+    def head(self, piece: Piece) -> Callable[..., Any]:
+        """f(at, bank, out, w) -> logits [T, V] float32; changes nothing. w holds final_norm and
+        lm_head, and their biases if they have any."""
+
+        def run(at: jax.Array, bank: Bank, out: jax.Array | None, w: Weights) -> jax.Array:
             h = self._source(piece, at, bank, out, None)
-            return dot(self.compute, rope.norm(self.config.norm, h, final_norm), lm_head)
+            logits = dot(self.compute, self._norm(w, "final_norm", h), w["lm_head"])
+            if self.config.head_bias:
+                logits = logits + w["lm_head_bias"]
+            scale = self.config.logits_scale
+            return logits if scale == 1.0 else logits / scale
 
         return run

@@ -72,8 +72,7 @@ class Loop:
         self._chunk = options.chunk
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._handles: dict[int, RequestHandle] = {}
-        blocks = options.kv_tokens // options.kv_block
-        self._held = Holdings(model.rows, blocks, options.kv_block)
+        self._held = Holdings(model.rows, model.kinds, options.kv_block)
         self._step: Plan | None = None
         self._stop: Stop | None = None
         self._lock = threading.Lock()

@@ -1,9 +1,10 @@
 """The JAX model: fixed-shape, jit-compiled stages over a bank of token rows on the device.
 
 A *row* is one token of one request, from the step that embeds it until its chunk has left the last
-layer. The engine hands out row numbers 0..rows-1 and KV block numbers 0..kv_blocks-1 and takes
-them back; nothing here allocates. Every device call works on one tile of `tile` rows, so more rows
-are more calls of the same executable and no compiled shape depends on the batch (JAX-1).
+layer. The engine hands out row numbers 0..rows-1 and, for each kind of KV, block numbers
+0..kind.blocks-1 and takes them back; nothing here allocates. Every device call works on one tile
+of `tile` rows, so more rows are more calls of the same executable and no compiled shape depends on
+the batch (JAX-1).
 
 How the engine drives one chunk of a model with expert layers m1 < m2 < ...:
 
@@ -24,29 +25,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.layers import Bank, Layers, Piece, require_supported
+from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, Table, block_shapes, kv_bytes, kv_kinds
+from jax_impl.layers import Bank, Layers, Piece
 from jax_impl.probe import tiles_differ
-from jax_impl.programs import Programs, Progress, signature_of, signatures
+from jax_impl.programs import ExpertForm, Programs, Progress, expert_forms
 from jax_impl.resident import Resident
 from jax_impl.stages import (
     ExpertTask,
     Pending,
     PlaceShape,
+    Plan,
     StageOut,
     padded,
     places,
+    row_turns,
     stage_plan,
     tiles,
 )
-from reference.vocab.config import ModelConfig
+from jax_impl.supported import require_supported
+from reference.vocab.config import ModelConfig, MoeSpec, RopeSpec
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import ENTRY
 
-__all__ = ["ExpertTask", "JaxModel", "Pending", "StageOut", "kv_block_bytes"]
+__all__ = ["ExpertTask", "JaxModel", "Pending", "StageOut", "Table"]
 
 Compute = Literal["f32", "bf16"]
-KvDtype = Literal["f32", "bf16", "f16"]
-KV_DTYPES: dict[str, Any] = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 FUSED = 4
 """Expert tiles that one call runs when that many are there (experts_v1)."""
 
@@ -56,7 +59,9 @@ class JaxModel:
 
     ckpt       a `reference.files.checkpoint.Checkpoint`; non-expert tensors are read here
     rows       token rows in flight (R); the bank holds R + 1, the last one for padding
-    kv_blocks  KV blocks; the pools hold one more, for padding
+    kv_blocks  KV blocks granted to all requests together; pools hold one more, for padding, and
+               those of layers with a window fewer (kv.py)
+    texts      most requests that hold KV at a time (None: only kv_blocks bounds them)
     max_len    longest prompt + max_new_tokens of a request (fixes the width of a block table)
     kv_block   tokens a KV block
     tile       rows a device call
@@ -71,6 +76,8 @@ class JaxModel:
     """
 
     tile: int
+    kinds: tuple[KvKind, ...]
+    """The kinds of KV, in the order of a table's lists of blocks."""
     non_expert_bytes_held: int
     """Bytes of the resident weights and rope tables as held on the device."""
     kv_bytes: int
@@ -86,6 +93,7 @@ class JaxModel:
         kv_blocks: int,
         max_len: int,
         kv_block: int = 64,
+        texts: int | None = None,
         tile: int = 8,
         wide: int = 0,
         compute: Compute = "f32",
@@ -112,18 +120,22 @@ class JaxModel:
                 "compute f32, bf16; kv_dtype f32, bf16, f16",
             )
         self.config, self.rows, self.tile, self.max_len = config, rows, tile, max_len
-        self._shape = PlaceShape(3 + -(-max_len // kv_block), rows, kv_blocks)
-        self._signatures = signatures(ckpt)
+        self.kv_block = kv_block
+        self.kinds = kv_kinds(
+            config,
+            kv_block=kv_block,
+            kv_blocks=kv_blocks,
+            max_len=max_len,
+            tile=max(tile, wide),
+            texts=texts or kv_blocks,
+        )
+        self._kind_of = {i: k for k, kind in enumerate(self.kinds) for i in kind.layers}
+        self._shapes = [PlaceShape(3 + kind.ring, rows, kind.blocks) for kind in self.kinds]
+        self._forms = expert_forms(ckpt)
+        self._roles = tuple(ckpt.expert_roles)
         self._held = Resident(ckpt, max_len, compute)
         self.non_expert_bytes_held = self._held.nbytes
-        self._keys: list[jax.Array] = []
-        self._values: list[jax.Array] = []
-        for spec in config.layers:
-            a = spec.attention
-            shape = (kv_blocks + 1, a.kv_heads, kv_block)
-            self._keys.append(jnp.zeros((*shape, a.head_dim), KV_DTYPES[kv_dtype]))
-            self._values.append(jnp.zeros((*shape, a.v_head_dim), KV_DTYPES[kv_dtype]))
-        self.kv_bytes = sum(a.nbytes for a in (*self._keys, *self._values))
+        self._make_pools(kv_dtype)
         # A dense model has neither expert inputs nor outputs.
         banked, k = (rows + 1, config.top_k) if config.top_k else (1, 1)
         self._bank = Bank(
@@ -139,6 +151,21 @@ class JaxModel:
         # positions, rows or KV slots at most: the probe runs one text of that length.
         self._candidate = wide if tile < wide <= min(rows, max_len, kv_blocks * kv_block) else 0
         self.wide = 0
+
+    def _make_pools(self, kv_dtype: KvDtype) -> None:
+        """KV pools of all layers, a block of padding in each."""
+        self._keys: list[jax.Array] = []
+        self._values: list[jax.Array | None] = []
+        for i, spec in enumerate(self.config.layers):
+            blocks = self.kinds[self._kind_of[i]].blocks + 1
+            keys, values = (
+                None if shape is None else jnp.zeros((blocks, *shape), KV_DTYPES[kv_dtype])
+                for shape in block_shapes(spec.attention, self.kv_block)
+            )
+            assert keys is not None
+            self._keys.append(keys)
+            self._values.append(values)
+        self.kv_bytes = kv_bytes(self.config, self.kinds, self.kv_block, kv_dtype)
 
     def compile(self, progress: Progress = lambda text: None) -> None:
         """Compile every executable that a request can need; `progress` gets one line for each."""
@@ -158,9 +185,12 @@ class JaxModel:
                 self._piece(tile, piece, layer, progress)
             if plan.head is not None:
                 self._piece(tile, plan.head, None, progress)
-        for signature in self._signatures:
+        self._compile_experts(tile, progress)
+
+    def _compile_experts(self, tile: int, progress: Progress) -> None:
+        for form in self._forms:
             for count in (1, FUSED) if tile == self.tile else (1,):
-                self._programs.experts(tile, signature, count, self._out, self._bank.x, progress)
+                self._programs.experts(tile, form, count, self._out, self._bank.x, progress)
 
     @property
     def programs(self) -> int:
@@ -172,15 +202,15 @@ class JaxModel:
         rows: Sequence[int],
         tokens: Sequence[int],
         positions: Sequence[int],
-        tables: Sequence[Sequence[int]],
+        tables: Sequence[Table],
         want_logits: Sequence[bool],
     ) -> Pending:
         """Embed tokens and run to the first router (or, in a dense model, to the LM head).
 
-        All five have one entry a row. `tables[i]` lists the KV block numbers of row i's request,
-        covering at least position[i]; rows of one request may share one list object. Rows of one
-        request must be in ascending position, and every earlier position must have entered before
-        or be in this call. `want_logits` matters only when no router follows.
+        All five have one entry a row. `tables[i]` holds the KV block numbers of row i's request,
+        enough for positions up to position[i]. Rows of one request must be in ascending position,
+        and every earlier position must have entered before or be in this call. `want_logits`
+        matters only when no router follows.
         """
         if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.config.vocab:
             raise ValueError(f"token outside 0..{self.config.vocab - 1}")
@@ -192,25 +222,26 @@ class JaxModel:
         Returns when dispatched. The handles' memory may be overwritten only after `wait` or after
         `get` of a later `advance`.
         """
-        calls: list[tuple[Any, np.ndarray]] = []
+        moe = self.config.layers[layer].feed_forward
+        assert isinstance(moe, MoeSpec)
+        calls: list[tuple[Any, ExpertForm, np.ndarray]] = []
         for handle, rows, ranks in tasks:
             split = tiles(len(rows), self.tile, self.wide)
             length = sum(size for _, size in split)
             where = np.stack([padded(rows, length, self.rows), padded(ranks, length, 0)])
-            calls += [(handle, where[:, first : first + size]) for first, size in split]
+            form = ExpertForm.of(moe, self._roles, handle)
+            calls += [(handle, form, where[:, first : first + size]) for first, size in split]
         at = 0
         while at < len(calls):
             now = calls[at : at + FUSED]
-            kinds = {(w.shape[1], signature_of(h)) for h, w in now}
-            if len(now) < FUSED or len(kinds) > 1 or now[0][1].shape[1] != self.tile:
+            kinds = {(where.shape[1], form) for _, form, where in now}
+            if len(now) < FUSED or len(kinds) > 1 or now[0][2].shape[1] != self.tile:
                 now = now[:1]
-            handle, where = now[0]
-            run = self._programs.experts(
-                where.shape[1], signature_of(handle), len(now), self._out, self._bank.x
-            )
+            _, form, where = now[0]
+            run = self._programs.experts(where.shape[1], form, len(now), self._out, self._bank.x)
             # JAX-10: donated, so the old handle is dead once the call returns.
-            each = np.stack([w for _, w in now])
-            self._out = run(self._out, self._bank.x, each, tuple(h for h, _ in now))
+            each = np.stack([where for _, _, where in now])
+            self._out = run(self._out, self._bank.x, each, tuple(handle for handle, _, _ in now))
             at += len(now)
 
     def advance(
@@ -218,7 +249,7 @@ class JaxModel:
         layer: int,
         rows: Sequence[int],
         positions: Sequence[int],
-        tables: Sequence[Sequence[int]],
+        tables: Sequence[Table],
         want_logits: Sequence[bool],
     ) -> Pending:
         """Combine the K expert outputs of each row at `layer` in rank order and run on to the next
@@ -237,22 +268,16 @@ class JaxModel:
         rows: Sequence[int],
         tokens: Sequence[int] | None,
         positions: Sequence[int],
-        tables: Sequence[Sequence[int]],
+        tables: Sequence[Table],
         want_logits: Sequence[bool],
     ) -> Pending:
         plan, told, logits = self._plan[start], [], []
         split = tiles(len(rows), self.tile, self.wide)
-        at = places(rows, tokens, positions, tables, self._shape, split) if plan.pieces else None
-        for piece, i in plan.pieces:
-            assert at is not None
-            for first, size in split:
-                run = self._piece(size, piece, i)
-                # JAX-10: donated, so the old handles are dead once the call returns.
-                self._bank, self._keys[i], self._values[i], spoken = run(
-                    at[first : first + size], *self._arguments(piece, i)
-                )
-                if spoken is not None:
-                    told.append(spoken)
+        if plan.pieces:
+            at = places(rows, tokens, positions, tables, self._shapes, split)
+            turns = self._row_turns(plan, positions, tables, len(at[0]))
+            for piece, i in plan.pieces:
+                told += self._layer(piece, i, at[self._kind_of[i]], turns, split)
         wanted: list[int] = []
         if plan.head is not None:
             wanted = [i for i, want in enumerate(want_logits) if want]
@@ -264,33 +289,57 @@ class JaxModel:
                 logits.append(run(there, *self._arguments(plan.head, None)))
         return Pending(plan.layer, len(rows), told, logits, wanted, self.wait)
 
-    def _arguments(self, piece: Piece, i: int | None) -> tuple[Any, ...]:
+    def _row_turns(
+        self, plan: Plan, positions: Sequence[int], tables: Sequence[Table], length: int
+    ) -> dict[RopeSpec, np.ndarray]:
+        """The rows' angles of each rope in the plan that follows the prompt's length."""
+        found = {p.layer.attention.rope for p, _ in plan.pieces if p.layer is not None}
+        ropes = [r for r in found if r is not None and r.by_prompt]
+        return {r: row_turns(r, positions, tables, length) for r in ropes}
+
+    def _layer(
+        self,
+        piece: Piece,
+        i: int,
+        at: np.ndarray,
+        turns: dict[RopeSpec, np.ndarray],
+        split: Sequence[tuple[int, int]],
+    ) -> list[jax.Array]:
+        """Run one layer for all tiles of a call; what its router told."""
+        told = []
+        mine = turns.get(self.config.layers[i].attention.rope)  # type: ignore[arg-type]
+        for first, size in split:
+            part = slice(first, first + size)
+            run = self._piece(size, piece, i)
+            # JAX-10: donated, so the old handles are dead once the call returns.
+            self._bank, self._keys[i], self._values[i], spoken = run(
+                at[part], *self._arguments(piece, i, None if mine is None else mine[part])
+            )
+            if spoken is not None:
+                told.append(spoken)
+        return told
+
+    def _arguments(
+        self, piece: Piece, i: int | None, turns: np.ndarray | None = None
+    ) -> tuple[Any, ...]:
+        """What a piece's program takes after `at`; `turns` where the rows bring their own."""
         held = self._held
         out = self._out if piece.source == "combine" else None
         if i is None:
-            return self._bank, out, held.final_norm, held.lm_head
+            return self._bank, out, held.top
         embed = held.embed if piece.source == "embed" else None
-        return (
-            self._bank,
-            self._keys[i],
-            self._values[i],
-            out,
-            held.layers[i],
-            embed,
-            held.turns[i],
-        )
+        own = held.turns[i] if turns is None else turns
+        return self._bank, self._keys[i], self._values[i], out, held.layers[i], embed, own
 
     def _piece(
         self, tile: int, piece: Piece, i: int | None, progress: Progress | None = None
     ) -> Any:
-        width = 1 if i is None else self._shape.width
-        return self._programs.piece(tile, piece, i, width, self._arguments(piece, i), progress)
-
-
-def kv_block_bytes(config: ModelConfig, kv_block: int = 64, kv_dtype: KvDtype = "f32") -> int:
-    """Bytes that one KV block takes over all layers (for sizing `kv_blocks` before the model)."""
-    each = np.dtype(KV_DTYPES[kv_dtype]).itemsize * kv_block
-    return sum(
-        each * s.attention.kv_heads * (s.attention.head_dim + s.attention.v_head_dim)
-        for s in config.layers
-    )
+        """The executable of a piece for tiles of so many rows."""
+        if i is None:
+            return self._programs.piece(tile, piece, i, 1, self._arguments(piece, i), progress)
+        spec, turns = self.config.layers[i].attention.rope, None
+        if spec is not None and spec.by_prompt:
+            turns = np.zeros((tile, spec.dims), np.float32)
+        width = self._shapes[self._kind_of[i]].width
+        arguments = self._arguments(piece, i, turns)
+        return self._programs.piece(tile, piece, i, width, arguments, progress)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jax_impl.model import KV_DTYPES, Compute, KvDtype, kv_block_bytes
+from jax_impl.kv import KV_DTYPES, KvDtype, kv_bytes, kv_kinds
+from jax_impl.model import Compute
 from jax_impl.readers import Reader
 from jax_impl.spans import Io
 from reference.files.budget import (
     Sizes,
     expert_budget,
-    kv_capacity,
     parse_size,
     round_up,
     slot_size,
     slots_for,
 )
 from reference.files.checkpoint import Checkpoint
+from reference.files.safetensors_header import TensorRef
+from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import ExpertKey
 from reference.vocab.options import PREFETCHERS, ControlOptions
@@ -132,22 +135,46 @@ def plan_sizes(ckpt: Checkpoint, options: EngineOptions) -> tuple[Sizes, int]:
     config = ckpt.config
     keys = expert_keys(ckpt)
     slot = slot_size(ckpt.expert(*key) for key in keys)
-    block = kv_block_bytes(config, options.kv_block, options.kv_dtype)
     kv_tokens = options.kv_tokens // options.kv_block * options.kv_block
     if options.kv_tokens and not kv_tokens:
         raise BadInput(f"kv_tokens: {options.kv_tokens}; at least one block of {options.kv_block}")
-    if not kv_tokens:
-        longest = min(config.max_position, MAX_LEN_ASSUMED)
-        limit = parse_size(options.kv_memory)
-        kv_tokens = kv_capacity(block, options.kv_block, options.max_running, longest, limit)
-    kv = (kv_tokens // options.kv_block + 1) * block
+    kv_tokens = kv_tokens or fitting_kv(config, options)
+    kv = pool_bytes(config, options, kv_tokens)
     rows = bank_rows(options) * config.hidden * 4 * (2 + config.top_k)
-    widened = 1 if all(ckpt.tensor(r).dtype == "F32" for r in ckpt.roles) else 2
-    held = ckpt.non_expert_bytes * widened
+    held = sum(_held_bytes(ckpt.tensor(role)) for role in ckpt.roles)
     budget = expert_budget(options.memory, len(keys), slot, held + kv + rows)
     slots = slots_for(budget, len(keys), slot, config.top_k)
     sizes = Sizes(budget, slots, slot, ckpt.expert_bytes(), len(keys), held, kv, rows)
     return sizes, kv_tokens
+
+
+def _held_bytes(ref: TensorRef) -> int:
+    """Bytes of a resident tensor on the device: float16 and all vectors are widened."""
+    widened = ref.dtype == "F16" or (ref.dtype == "BF16" and len(ref.shape) == 1)
+    return ref.nbytes * (2 if widened else 1)
+
+
+def pool_bytes(config: ModelConfig, options: EngineOptions, kv_tokens: int) -> int:
+    """Bytes of all KV pools that hold kv_tokens tokens (whole blocks) of running requests."""
+    kinds = kv_kinds(
+        config,
+        kv_block=options.kv_block,
+        kv_blocks=kv_tokens // options.kv_block,
+        max_len=min(config.max_position, kv_tokens),
+        tile=max(options.tile, options.wide),
+        texts=options.max_running,
+    )
+    return kv_bytes(config, kinds, options.kv_block, options.kv_dtype)
+
+
+def fitting_kv(config: ModelConfig, options: EngineOptions) -> int:
+    """KV capacity in tokens (whole blocks): what max_running requests of the model's length need,
+    bounded by kv_memory but never below one block."""
+    limit, size = parse_size(options.kv_memory), options.kv_block
+    longest = min(config.max_position, MAX_LEN_ASSUMED)
+    blocks = range(1, options.max_running * -(-longest // size) + 1)
+    over = bisect_right(blocks, limit, key=lambda n: pool_bytes(config, options, n * size))
+    return max(1, over) * size
 
 
 def bank_rows(options: EngineOptions) -> int:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.kv import Table
 from jax_impl.stages import places
 
 if TYPE_CHECKING:
@@ -52,15 +53,17 @@ def _split(model: JaxModel, wide: int) -> list[list[tuple[int, int]]]:
 def _stages_differ(model: JaxModel, wide: int, rng: np.random.Generator) -> str:
     """One text of `wide` tokens, from every stage's start to its end, in both tiles."""
     n = wide
-    size = model._keys[0].shape[2]
     rows = rng.permutation(model.rows)[:n].tolist()
-    table = rng.permutation(model._keys[0].shape[0] - 1)[: -(-n // size)].tolist()
+    blocks = [rng.permutation(k.blocks)[: k.held(n, model.kv_block)].tolist() for k in model.kinds]
+    tables = [Table(tuple(blocks), n)] * n
     tokens = rng.integers(0, model.config.vocab, n).tolist()
     bank = jax.tree.map(lambda a: np.asarray(_noise(rng, a)), model._bank)
     out = np.asarray(_noise(rng, model._out))
-    at = places(rows, tokens, list(range(n)), [table] * n, model._shape, [(0, n)])
+    positions = list(range(n))
+    all_at = places(rows, tokens, positions, tables, model._shapes, [(0, n)])
     seen: set[int] = set()
     for plan in model._plan.values():
+        turns = model._row_turns(plan, positions, tables, n)
         for piece, i in [*plan.pieces, *([(plan.head, None)] if plan.head else [])]:
             program = id(model._piece(wide, piece, i))
             if program in seen:
@@ -69,23 +72,21 @@ def _stages_differ(model: JaxModel, wide: int, rng: np.random.Generator) -> str:
             both = []
             for split in _split(model, wide):
                 model._bank, model._out = jax.tree.map(jnp.array, (bank, out))
-                told = []
-                for first, s in split:
-                    tile = at[first : first + s]
-                    run = model._piece(s, piece, i)
-                    if i is None:
-                        told.append(run(tile[:, :1], *model._arguments(piece, i)))
-                        continue
-                    model._bank, model._keys[i], model._values[i], spoken = run(
-                        tile, *model._arguments(piece, i)
-                    )
-                    told += [spoken] if spoken is not None else []
+                pools = []
+                if i is None:
+                    told = [
+                        model._piece(s, piece, i)(
+                            all_at[0][first : first + s, :1], *model._arguments(piece, i)
+                        )
+                        for first, s in split
+                    ]
+                else:
+                    kind = model._kind_of[i]
+                    told = model._layer(piece, i, all_at[kind], turns, split)
+                    index = jnp.asarray(blocks[kind])
+                    pools = [a[index] for a in (model._keys[i], model._values[i]) if a is not None]
                 joined = np.concatenate(told)[:n] if told else np.zeros(0)
                 kept = jax.tree.map(lambda a: np.asarray(a)[:-1], model._bank)
-                pools = []
-                if i is not None:
-                    index = jnp.asarray(table)
-                    pools = [model._keys[i][index], model._values[i][index]]
                 both.append(_bytes((joined, kept, pools)))
             if both[0] != both[1]:
                 return f"{piece.source} + " + ("head" if i is None else f"layer {i}")
@@ -93,23 +94,27 @@ def _stages_differ(model: JaxModel, wide: int, rng: np.random.Generator) -> str:
 
 
 def _experts_differ(model: JaxModel, wide: int, rng: np.random.Generator) -> str:
-    """One expert of each signature with random weights."""
+    """One expert of each form with random weights."""
     rows = rng.permutation(model.rows)[:wide].astype(np.int32)
     x = _noise(rng, model._bank.x)
-    for signature in model._signatures:
-        handle = tuple(
-            jnp.asarray(rng.standard_normal(shape, np.float32) / np.sqrt(shape[1]), dtype)
-            for shape, dtype in signature
-        )
+    for form in model._forms:
+        handle = tuple(_values(rng, shape, dtype) for shape, dtype in form.tensors)
         both = []
         for split in _split(model, wide):
             out = jnp.zeros_like(model._out)
             for first, s in split:
                 part = rows[first : first + s]
                 where = np.stack([part, np.zeros_like(part)])[None]
-                run = model._programs.experts(s, signature, 1, out, x)
+                run = model._programs.experts(s, form, 1, out, x)
                 out = run(out, x, where, (handle,))
             both.append(_bytes(out[:-1]))
         if both[0] != both[1]:
-            return "experts of " + " ".join(f"{shape} {dtype}" for shape, dtype in signature)
+            return "experts of " + " ".join(f"{shape} {dtype}" for shape, dtype in form.tensors)
     return ""
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """Random numbers of a tensor of an expert; bytes near those of a scale of one."""
+    if dtype == np.uint8:
+        return jnp.asarray(rng.integers(118, 130, shape, np.uint8))
+    return jnp.asarray(rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1]), dtype)

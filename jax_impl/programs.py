@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from jax_impl.kernels.experts import experts_v0, experts_v1
+from jax_impl.kernels.experts import FeedForward, experts_v0, experts_v1
 from jax_impl.layers import Layers, Piece
-from jax_impl.resident import dtype_of
-from reference.vocab.config import ModelConfig
+from jax_impl.stored import dtype_of, feed_forward_of, known_roles
+from reference.vocab.config import ActivationSpec, ExpertStorage, ModelConfig, MoeSpec
 from reference.vocab.errors import Unsupported
 
 Progress = Callable[[str], None]
-Signature = tuple[tuple[tuple[int, ...], Any], ...]
-"""(shape, dtype) of each tensor of an expert."""
 
 
-def signature_of(handle: Sequence[Any]) -> Signature:
-    """The signature of an expert's arrays."""
-    return tuple((a.shape, a.dtype) for a in handle)
+@dataclass(frozen=True)
+class ExpertForm:
+    """What the executable of an expert depends on, beside tile and bank: how it is stored and
+    activated, and (shape, dtype) of each of its tensors, by role."""
+
+    storage: ExpertStorage
+    activation: ActivationSpec
+    roles: tuple[str, ...]
+    tensors: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+    @classmethod
+    def of(cls, moe: MoeSpec, roles: Sequence[str], handle: Sequence[Any]) -> ExpertForm:
+        """The form of an expert's arrays."""
+        return cls(
+            moe.storage, moe.activation, tuple(roles),
+            tuple((tuple(a.shape), np.dtype(a.dtype)) for a in handle),
+        )  # fmt: skip
+
+    def weights(self, handle: Sequence[jax.Array]) -> FeedForward:
+        """The arrays as the kernel takes them."""
+        return feed_forward_of(self.storage, self.roles, handle)
 
 
-def signatures(ckpt: Any) -> list[Signature]:
-    """Every kind of expert in the checkpoint. Raises Unsupported for one without a kernel."""
+def expert_forms(ckpt: Any) -> list[ExpertForm]:
+    """Every form of expert in the checkpoint. Raises Unsupported for one without a kernel."""
     config: ModelConfig = ckpt.config
-    if config.moe_layers and tuple(ckpt.expert_roles) != ("gate", "up", "down"):
-        raise Unsupported(str(ckpt.path), f"expert tensors {ckpt.expert_roles}", "gate, up, down")
-    found: dict[Signature, None] = {}
+    found: dict[ExpertForm, None] = {}
     for layer in config.moe_layers:
-        for e in range(config.experts):
-            where = f"expert {layer}.{e}"
-            found[
-                tuple(
-                    (tuple(r.shape), np.dtype(dtype_of(r.dtype, f"{r.file}: {where}")))
-                    for r in ckpt.expert(layer, e)
-                )
-            ] = None
+        moe = config.layers[layer].feed_forward
+        assert isinstance(moe, MoeSpec)
+        known = known_roles(moe.storage)
+        if not set(moe.storage.matrices) <= set(ckpt.expert_roles) <= known:
+            raise Unsupported(
+                str(ckpt.path), f"expert tensors {ckpt.expert_roles}", ", ".join(sorted(known))
+            )
+        for e in range(moe.experts):
+            tensors = tuple(
+                (tuple(r.shape), dtype_of(r.dtype, f"{r.file}: expert {layer}.{e}"))
+                for r in ckpt.expert(layer, e)
+            )
+            found[ExpertForm(moe.storage, moe.activation, ckpt.expert_roles, tensors)] = None
     return list(found)
 
 
@@ -64,8 +84,8 @@ class Programs:
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
         self._by_layer: dict[tuple[int, str, int | None], Any] = {}
-        self._pieces: dict[tuple[int, Piece, str], Any] = {}
-        self._experts: dict[tuple[int, Signature, int], Any] = {}
+        self._pieces: dict[tuple[int, int, Piece, str], Any] = {}
+        self._experts: dict[tuple[int, ExpertForm, int], Any] = {}
 
     @property
     def count(self) -> int:
@@ -86,7 +106,7 @@ class Programs:
         found = self._by_layer.get((tile, piece.source, layer))
         if found is None:
             shapes = str(jax.tree.map(lambda a: (a.shape, str(a.dtype)), arguments))
-            found = self._pieces.get((tile, piece, shapes))
+            found = self._pieces.get((tile, width, piece, shapes))
             if found is None:
                 at = jax.ShapeDtypeStruct((tile, width), np.int32)
                 if layer is None:
@@ -99,14 +119,14 @@ class Programs:
                     run, donate = self._layers.layer(piece), (1, 2, 3)
                     name = f"{piece.source} + layer {layer}, {tile} rows"
                 found = compiled(run, donate, (at, *arguments), name, progress)
-                self._pieces[tile, piece, shapes] = found
+                self._pieces[tile, width, piece, shapes] = found
             self._by_layer[tile, piece.source, layer] = found
         return found
 
     def experts(
         self,
         tile: int,
-        signature: Signature,
+        form: ExpertForm,
         count: int,
         out: jax.Array,
         x: jax.Array,
@@ -114,18 +134,19 @@ class Programs:
     ) -> Any:
         """The executable for `count` tiles of experts, called as
         run(out, x, where [count, 2, tile], handles) -> out; out is donated."""
-        found = self._experts.get((tile, signature, count))
+        found = self._experts.get((tile, form, count))
         if found is None:
-            compute = self._layers.compute
+            compute, spec = self._layers.compute, form.activation
 
             def run(out: jax.Array, x: jax.Array, where: jax.Array, handles: Any) -> jax.Array:
+                weights = tuple(form.weights(handle) for handle in handles)
                 if count == 1:
-                    return experts_v0(compute, out, x, where[0], handles[0])
-                return experts_v1(compute, out, x, where, handles)
+                    return experts_v0(compute, spec, out, x, where[0], weights[0])
+                return experts_v1(compute, spec, out, x, where, weights)
 
             where = jax.ShapeDtypeStruct((count, 2, tile), np.int32)
-            one = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
+            one = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form.tensors)
             name = f"{count} expert(s), {tile} rows each"
             found = compiled(run, (0,), (out, x, where, (one,) * count), name, progress)
-            self._experts[tile, signature, count] = found
+            self._experts[tile, form, count] = found
         return found

@@ -8,69 +8,73 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.attend import Weights
 from jax_impl.kernels import rope
-from jax_impl.layers import Weights, roles
+from jax_impl.kernels.packed import Weight
+from jax_impl.stored import dtype_of, packed_weight
+from reference.files.layout import layer_roles, top_roles
 from reference.vocab.config import ModelConfig, RopeSpec
 from reference.vocab.errors import Unsupported
-
-DTYPES: dict[str, Any] = {"F32": np.float32, "BF16": jnp.bfloat16, "F16": np.float16}
-"""Stored types a kernel takes, by their name in a checkpoint."""
-
-
-def dtype_of(stored: str, where: str) -> Any:
-    """The array type of a stored type. Raises Unsupported for packed ones."""
-    if stored not in DTYPES:
-        raise Unsupported(where, f"stored type {stored}", ", ".join(DTYPES))
-    return DTYPES[stored]
 
 
 class Resident:
     """Weights as held: matrices in their stored type, except float16 ones, which are widened once
     (bfloat16 ones cost nothing extra in a product, see dots.split_v1); in bf16 mode matrices are
-    rounded once; norms and biases float32. A tied head is the embedding itself.
+    rounded once. Packed matrices stay packed (JAX-15); norms and biases are float32. A tied head is
+    the embedding itself.
 
-    layers   one dict a layer, by role; embed, final_norm, lm_head
-    turns    for each layer its rope table [max_len, dims] or None (equal ones are one array)
+    layers   one dict a layer, by role; embed; top: final_norm, lm_head and their biases
+    turns    for each layer its rope table [max_len, dims], equal ones being one array, or None:
+             without rope, or where angles follow the prompt's length
     nbytes   bytes of all of it
     """
 
     def __init__(self, ckpt: Any, max_len: int, compute: str) -> None:
         config: ModelConfig = ckpt.config
         self._ckpt, self._compute = ckpt, compute
-        self.layers: list[Weights] = []
-        for i in range(len(config.layers)):
-            matrices, vectors = roles(config, i)
-            held = {r: self._matrix(f"layers.{i}.{r}") for r in matrices}
-            held.update({r: self._vector(f"layers.{i}.{r}") for r in vectors})
-            self.layers.append(held)
-        self.final_norm = self._vector("final_norm")
-        self.embed = self._matrix("embed", rounded=False)
-        alone = ckpt.has("lm_head") and not config.tied
-        self.lm_head = self._matrix("lm_head") if alone else self.embed
+        self.layers: list[Weights] = [
+            {
+                role: self._held(f"layers.{i}.{role}", len(shape))
+                for role, shape in layer_roles(config, spec)
+            }
+            for i, spec in enumerate(config.layers)
+        ]
+        top = {role: len(shape) for role, shape in top_roles(config) if role != "embed"}
+        self.top: Weights = {role: self._held(role, rank) for role, rank in top.items()}
+        self.embed = self._plain("embed")
+        self.top.setdefault("lm_head", self.embed)
         tables: dict[RopeSpec, jax.Array] = {}
         self.turns: list[jax.Array | None] = []
         for spec in config.layers:
             r = spec.attention.rope
-            if r is not None and r not in tables:
-                tables[r] = jax.device_put(rope.table(r, max_len))
-            self.turns.append(None if r is None else tables[r])
-        held = jax.tree.leaves(
-            (self.layers, self.final_norm, self.embed, [] if not alone else self.lm_head)
-        )
-        self.nbytes = sum(a.nbytes for a in held) + sum(a.nbytes for a in tables.values())
+            if r is not None and not r.by_prompt and r not in tables:
+                tables[r] = jax.device_put(rope.turns(r, np.arange(max_len)))
+            self.turns.append(None if r is None else tables.get(r))
+        held = jax.tree.leaves((self.layers, self.top, self.embed, list(tables.values())))
+        self.nbytes = sum({id(a): a.nbytes for a in held}.values())
 
-    def _read(self, role: str) -> np.ndarray:
-        ref = self._ckpt.tensor(role)
-        kind = dtype_of(ref.dtype, f"{ref.file}: {role}")
-        return self._ckpt.read(ref).view(kind).reshape(ref.shape)
-
-    def _matrix(self, role: str, rounded: bool = True) -> jax.Array:
+    def _held(self, role: str, rank: int) -> Weight:
+        if rank == 1:
+            return jax.device_put(self._read(role).astype(np.float32))
+        if self._ckpt.has(f"{role}_scale"):
+            assert self._ckpt.config.packed is not None
+            both = jax.device_put((self._read(role), self._read(f"{role}_scale")))
+            return packed_weight(self._ckpt.config.packed, *both)
         raw = self._read(role)
-        if self._compute == "bf16" and rounded:
+        if self._compute == "bf16":
             raw = raw.astype(jnp.bfloat16)
         elif raw.dtype == np.float16:
             raw = raw.astype(np.float32)
         return jax.device_put(raw)
 
-    def _vector(self, role: str) -> jax.Array:
-        return jax.device_put(self._read(role).astype(np.float32))
+    def _plain(self, role: str) -> jax.Array:
+        """The embedding: rows are taken from it, so it is never rounded, and never packed."""
+        if self._ckpt.has(f"{role}_scale"):
+            raise Unsupported(str(self._ckpt.path), f"packed {role}", "unpacked")
+        raw = self._read(role)
+        return jax.device_put(raw.astype(np.float32) if raw.dtype == np.float16 else raw)
+
+    def _read(self, role: str) -> np.ndarray:
+        ref = self._ckpt.tensor(role)
+        kind = dtype_of(ref.dtype, f"{ref.file}: {role}")
+        return self._ckpt.read(ref).view(kind).reshape(ref.shape)

@@ -14,19 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.stored import STORED
 from reference.files.budget import ALIGN, PAGE, round_up
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import Unsupported
-
-NUMPY_DTYPES: dict[str, np.dtype] = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(jnp.bfloat16),
-    "U8": np.dtype(np.uint8),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +40,9 @@ def layout(refs: Sequence[TensorRef]) -> tuple[Place, ...]:
     places: list[Place] = []
     offset = 0
     for ref in refs:
-        dtype = NUMPY_DTYPES.get(ref.dtype)
+        dtype = STORED.get(ref.dtype)
         if dtype is None:
-            raise Unsupported(str(ref.file), f"expert type {ref.dtype}", ", ".join(NUMPY_DTYPES))
+            raise Unsupported(str(ref.file), f"expert type {ref.dtype}", ", ".join(STORED))
         places.append(Place(offset, ref.nbytes, dtype, tuple(ref.shape)))
         offset = round_up(offset + ref.nbytes, ALIGN)
     return tuple(places)

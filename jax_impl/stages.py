@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_impl.kernels import rope
+from jax_impl.kv import Table
 from jax_impl.layers import Piece, Source
-from reference.vocab.config import ModelConfig, MoeSpec
+from reference.vocab.config import ModelConfig, MoeSpec, RopeSpec
 from reference.vocab.ids import ENTRY
 
 
 class ExpertTask(NamedTuple):
     """Some token rows for one expert.
 
-    handle  the expert's tensors in the order of `ckpt.expert_roles` (gate, up, down), jax arrays
-            [out, in] of float32, bfloat16 or float16, one a role (zero-copy from a host slot)
+    handle  the expert's tensors in the order of `ckpt.expert_roles`, jax arrays as they are stored,
+            one a role (zero-copy from a host slot)
     rows    bank rows that chose this expert
     ranks   for each row, which of its K choices this expert is (0..K-1)
     """
@@ -121,7 +123,8 @@ def padded(values: Sequence[int], length: int, fill: int) -> np.ndarray:
 
 
 class PlaceShape(NamedTuple):
-    """Of a call's `at`: columns, and the row and block numbers that padding gets (JAX-2)."""
+    """Of a call's `at` for one kind of KV: columns, and the row and block that padding gets
+    (JAX-2)."""
 
     width: int
     row: int
@@ -132,21 +135,43 @@ def places(
     rows: Sequence[int],
     tokens: Sequence[int] | None,
     positions: Sequence[int],
-    tables: Sequence[Sequence[int]],
-    shape: PlaceShape,
+    tables: Sequence[Table],
+    shapes: Sequence[PlaceShape],
     split: list[tuple[int, int]],
-) -> np.ndarray:
-    """`at` of all calls of `split` together, int32 [their rows, 3 + W], see layers.py.
+) -> list[np.ndarray]:
+    """`at` of all calls of `split` together, int32 [their rows, 3 + W], see layers.py; one for each
+    kind of KV.
 
-    A fresh array each time: the device may read it where it lies.
+    Fresh arrays each time: the device may read them where they lie.
     """
     n = len(rows)
-    at = np.full((sum(size for _, size in split), shape.width), shape.block, np.int32)
-    at[:, :3] = (shape.row, 0, 0)
-    at[:n, 0] = rows
+    length = sum(size for _, size in split)
+    base = np.zeros((length, 3), np.int32)
+    base[:, 0] = shapes[0].row
+    base[:n, 0] = rows
     if tokens is not None:
-        at[:n, 1] = tokens
-    at[:n, 2] = positions
-    for i, table in enumerate(tables):
-        at[i, 3 : 3 + len(table)] = table
-    return at
+        base[:n, 1] = tokens
+    base[:n, 2] = positions
+    found: list[np.ndarray] = []
+    for kind, shape in enumerate(shapes):
+        at = np.full((length, shape.width), shape.block, np.int32)
+        at[:, :3] = base
+        for i, table in enumerate(tables):
+            blocks = table.blocks[kind]
+            at[i, 3 : 3 + len(blocks)] = blocks
+        found.append(at)
+    return found
+
+
+def row_turns(
+    spec: RopeSpec, positions: Sequence[int], tables: Sequence[Table], length: int
+) -> np.ndarray:
+    """float32 [length, dims]: the angles of each row, for a rope that follows the prompt's length;
+    rows beyond the tables' are zero. A row's depend on its position and its prompt (JAX-14)."""
+    out = np.zeros((length, spec.dims), np.float32)
+    prompts = np.array([t.prompt for t in tables], np.int64)
+    where = np.asarray(positions, np.int64)
+    for prompt in np.unique(prompts):
+        mine = np.flatnonzero(prompts == prompt)
+        out[mine] = rope.turns(spec, where[mine], int(prompt))
+    return out

@@ -6,13 +6,12 @@ the compute thread, which owns the model. Only plain data passes between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jax_impl.holdings import Holdings, Running
-from jax_impl.model import ExpertTask, JaxModel, StageOut
+from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
 from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
@@ -45,7 +44,7 @@ class Plan:
     rows: list[int]
     tokens: list[int]
     positions: list[int]
-    tables: list[Sequence[int]]
+    tables: list[Table]
     want: list[bool]
     visits: int
 
@@ -97,7 +96,7 @@ def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
     rows: list[int] = []
     tokens: list[int] = []
     positions: list[int] = []
-    tables: list[Sequence[int]] = []
+    tables: list[Table] = []
     want: list[bool] = []
     for visit, _, last in action.parts:
         running = holdings.running[visit.request]
@@ -111,7 +110,7 @@ def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
         rows += running.rows
         tokens += running.tokens[start:end]
         positions += range(start, end)
-        tables += [running.blocks] * (end - start)
+        tables += [running.table] * (end - start)
         want += [running.handle.want_logits] * (end - start)
         want[-1] = want[-1] or (final and running.handle.request.max_new_tokens != 0)
     tasks = tasks_of(action, holdings)

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.model import ExpertTask, JaxModel, StageOut
-from jax_impl.resident import dtype_of
+from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
+from jax_impl.stored import dtype_of
 
 
 def handles(ckpt: Any) -> dict[tuple[int, int], tuple[jax.Array, ...]]:
@@ -30,6 +30,7 @@ def handles(ckpt: Any) -> dict[tuple[int, int], tuple[jax.Array, ...]]:
 @dataclass
 class Text:
     """One request, teacher-forced: `tokens` in chunks of the given sizes (the last one repeats).
+    `table` lists KV blocks for all of them; each kind of KV takes as many as it needs.
 
     told collects, for each position, the bytes of its experts and weights at every layer and of
     its logits."""
@@ -49,6 +50,14 @@ class Text:
         start, self.done = self.done, min(self.done + size, len(self.tokens))
         return range(start, self.done)
 
+    def place(self, model: JaxModel) -> Table:
+        """The table of this text's rows; its prompt is the whole of it."""
+        blocks = tuple(
+            [b % kind.blocks for b in self.table[: kind.held(len(self.tokens), model.kv_block)]]
+            for kind in model.kinds
+        )
+        return Table(blocks, len(self.tokens))
+
 
 def poison(model: JaxModel) -> None:
     """NaN in every row, free or padding, and in every KV block."""
@@ -56,7 +65,7 @@ def poison(model: JaxModel) -> None:
     model._bank = jax.tree.map(nan, model._bank)
     model._out = nan(model._out)
     model._keys = [nan(a) for a in model._keys]
-    model._values = [nan(a) for a in model._values]
+    model._values = jax.tree.map(nan, model._values)
 
 
 def run_together(model: JaxModel, experts: dict, texts: Sequence[Text], rng: Random) -> None:
@@ -76,7 +85,7 @@ def _chunks(
     model: JaxModel, experts: dict, part: list[tuple[Text, int]], rows: list[int], rng: Random
 ) -> None:
     where = [p for _, p in part]
-    tables = [t.table for t, _ in part]
+    tables = [t.place(model) for t, _ in part]
     want = [True] * len(part)
     out = model.enter(rows, [t.tokens[p] for t, p in part], where, tables, want).get()
     _note(part, out)

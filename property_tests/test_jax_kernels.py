@@ -15,11 +15,12 @@ import pytest
 from jax_impl.backend import aligned, backend
 from jax_impl.kernels import attention, rope
 from jax_impl.kernels.dots import dot, round_bf16, split_v1, widen_v0
-from jax_impl.kernels.experts import combine, experts_v0, experts_v1
+from jax_impl.kernels.experts import FeedForward, combine, experts_v0, experts_v1
 from jax_impl.kernels.router import route, top_k_v0, top_k_v1
-from reference.vocab.config import RopeSpec, RouterSpec
+from reference.vocab.config import ActivationSpec, RopeSpec, RouterSpec
 
 TILE = 8
+SILU = ActivationSpec()
 RNG = np.random.default_rng(7)
 
 
@@ -153,8 +154,9 @@ def test_experts_ladder(kind: type) -> None:
     for hidden, wide in ((32, 16), (512, 192)):
         x = np.concatenate([normal(16, hidden), np.full((1, hidden), np.nan, np.float32)])
         handles = tuple(
-            tuple(
-                jnp.asarray(normal(*s) / 8, kind) for s in ((wide, hidden),) * 2 + ((hidden, wide),)
+            FeedForward(
+                *(jnp.asarray(normal(*s) / 8, kind) for s in ((wide, hidden),) * 2),
+                jnp.asarray(normal(hidden, wide) / 8, kind),
             )
             for _ in range(4)
         )
@@ -164,11 +166,11 @@ def test_experts_ladder(kind: type) -> None:
             rows = RNG.permutation(16)[: 2 * j + 1]
             where[j, 0, : len(rows)], where[j, 1, : len(rows)] = rows, j
         out = jnp.zeros((17, 4, hidden), jnp.float32)
-        one = jax.jit(partial(experts_v0, "f32"))
+        one = jax.jit(partial(experts_v0, "f32", SILU))
         slow = out
         for j in (2, 0, 3, 1):
             slow = one(slow, x, where[j], handles[j])
-        fast = jax.jit(partial(experts_v1, "f32"))(out, x, where, handles)
+        fast = jax.jit(partial(experts_v1, "f32", SILU))(out, x, where, handles)
         assert bits(fast[:16]) == bits(slow[:16])
         assert np.isfinite(np.asarray(fast[:16])).all()
         assert np.abs(np.asarray(fast[:16])).max() > 0.01
@@ -314,7 +316,7 @@ def test_scaled_rope_frequencies(spec: RopeSpec, radians: list[float], factor: f
 def test_rotation_is_a_rotation_of_pairs(interleaved: bool) -> None:
     spec = RopeSpec(1e4, 8, interleaved=interleaved)
     x, position = normal(5, 3, 12), np.array([0, 1, 2, 30, 31])
-    y = np.asarray(rope.rotate(spec, jnp.asarray(x), jnp.asarray(rope.table(spec, 32)[position])))
+    y = np.asarray(rope.rotate(spec, jnp.asarray(x), jnp.asarray(rope.turns(spec, position))))
     order = [0, 2, 4, 6, 1, 3, 5, 7] if interleaved else list(range(8))
     z = x[..., order[:4]] + 1j * x[..., order[4:]]
     angle = position[:, None, None] * 1e4 ** (-np.arange(0, 8, 2) / 8)

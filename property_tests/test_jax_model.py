@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jax_impl.kernels.dots import dot
-from jax_impl.model import JaxModel, kv_block_bytes
+from jax_impl.model import JaxModel, Table
 from oracle.tiny import tiny_config, write_checkpoint
 from property_tests.jax_driver import Text, handles, poison, run_together
 from reference.files.checkpoint import Checkpoint
@@ -156,7 +156,7 @@ def test_a_tile_that_follows_the_batch_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("JAX-12")
-@pytest.mark.parametrize("place", ["jax_impl.layers.dot", "jax_impl.kernels.experts.dot"])
+@pytest.mark.parametrize("place", ["jax_impl.attend.dot", "jax_impl.kernels.experts.dot"])
 def test_the_probe_sees_one_changed_bit(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +170,7 @@ def test_the_probe_sees_one_changed_bit(
     model, lines = JaxModel(ckpt, **SIZES, wide=16), []
     model.compile(lines.append)
     assert model.wide == 0
-    assert "differ in " + ("embed + layer 0" if "layers" in place else "experts of") in lines[-1]
+    assert "differ in " + ("embed + layer 0" if "attend" in place else "experts of") in lines[-1]
 
 
 @pytest.mark.rule("JAX-4", "ATTN-1", "NUM-2")
@@ -238,19 +238,19 @@ def test_only_wanted_logits_are_made(case: Case) -> None:
         return  # the stages before the last are the driver's business
     want = [p in (3, 10) for p in range(11)]
     rows = list(range(11))
-    out = case.model.enter(rows, full.tokens, rows, [[0, 1, 2]] * 11, want).get()
+    table = [Table(([0, 1, 2],), 11)] * 11
+    out = case.model.enter(rows, full.tokens, rows, table, want).get()
     assert sorted(out.logits) == [3, 10]
     for p in (3, 10):
         assert out.logits[p].tobytes() == full.logits[p].tobytes()
-    assert (
-        case.model.enter(rows, full.tokens, rows, [[0, 1, 2]] * 11, [False] * 11).get().logits == {}
-    )
+    assert case.model.enter(rows, full.tokens, rows, table, [False] * 11).get().logits == {}
 
 
 def test_progress_and_sizes(case: Case) -> None:
     assert len(case.lines) == case.model.programs
     model = case.model
-    assert model.kv_bytes == kv_block_bytes(case.ckpt.config, 4) * (SIZES["kv_blocks"] + 1)
+    pools = jax.tree.leaves((model._keys, model._values))
+    assert model.kv_bytes == sum(a.nbytes for a in pools)
     assert model.non_expert_bytes_held >= case.ckpt.non_expert_bytes // 2
     held = jax.tree.leaves((model._bank, model._out))
     assert model.bank_bytes == sum(a.nbytes for a in held)

@@ -95,26 +95,37 @@ def add_own(
     return Partial(m, part.l * carry + p, part.a * carry[..., None] + value)
 
 
+def add_sink(part: Partial, sink: jax.Array) -> Partial:
+    """Merge a logit that has no value: sink [G, M] float32 (ATTN-7)."""
+    m = jnp.maximum(part.m, sink)
+    carry = _weight(part.m, m)
+    return Partial(m, part.l * carry + jnp.exp(sink - m), part.a * carry[..., None])
+
+
 def attend_row_v0(
     compute: str,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     keys: jax.Array,
-    values: jax.Array,
+    values: jax.Array | None,
     table: jax.Array,
     position: jax.Array,
     *,
     scale: float,
     window: int | None,
+    sink: jax.Array | None = None,
 ) -> jax.Array:
-    """One row: q [G, M, D], own k [G, D] and v [G, Dv], pools, table [W],
-    position () -> [G, M, Dv].
+    """One row: q [G, M, D], own k [G, D] and v [G, Dv], pools, table [W], position (),
+    sink [G, M] or None -> [G, M, Dv].
 
-    With a window the loop starts at the first block that holds a visible position; the blocks
-    before it would change nothing (JAX-5). A row at position 0 walks no block.
+    Block b of the text lies at table[b mod W]: a table of a layer with a window may be as short as
+    the blocks that are still needed (JAX-13). values None: a value is the first Dv entries of its
+    key (MLA's compressed form). With a window the loop starts at the first block that holds a
+    visible position; the blocks before it would change nothing (JAX-5). A row at position 0 walks
+    no block.
     """
-    block = keys.shape[2]
+    block, width = keys.shape[2], v.shape[-1]
     first = jnp.int32(0)
     if window is not None:
         first = jnp.maximum(position - window + 1, 0) // block
@@ -124,13 +135,19 @@ def attend_row_v0(
         seen = at < position
         if window is not None:
             seen = seen & (at > position - window)
-        kb = lax.dynamic_index_in_dim(keys, table[b], 0, keepdims=False).astype(jnp.float32)
-        vb = lax.dynamic_index_in_dim(values, table[b], 0, keepdims=False).astype(jnp.float32)
+        there = table[b % table.shape[0]]
+        kb = lax.dynamic_index_in_dim(keys, there, 0, keepdims=False).astype(jnp.float32)
+        if values is None:
+            vb = kb[..., :width]
+        else:
+            vb = lax.dynamic_index_in_dim(values, there, 0, keepdims=False).astype(jnp.float32)
         return add_block(compute, part, q, kb, vb, seen, scale)
 
-    part = empty(q.shape[0], q.shape[1], v.shape[-1])
+    part = empty(q.shape[0], q.shape[1], width)
     part = lax.fori_loop(first, (position + block - 1) // block, body, part)
     part = add_own(compute, part, q, k, v, scale)
+    if sink is not None:
+        part = add_sink(part, sink)
     return part.a / part.l[..., None]
 
 
@@ -140,12 +157,13 @@ def attend_v0(
     k: jax.Array,
     v: jax.Array,
     keys: jax.Array,
-    values: jax.Array,
+    values: jax.Array | None,
     tables: jax.Array,
     positions: jax.Array,
     *,
     scale: float,
     window: int | None,
+    sink: jax.Array | None = None,
 ) -> jax.Array:
     """A tile, one row after another, each walking only its own blocks: q [T, G, M, D] -> same
     with Dv. On CPU this reads the cache at memory speed; a form that walks all rows together
@@ -153,6 +171,8 @@ def attend_v0(
 
     def one(args: tuple[jax.Array, ...]) -> jax.Array:
         rq, rk, rv, rt, rp = args
-        return attend_row_v0(compute, rq, rk, rv, keys, values, rt, rp, scale=scale, window=window)
+        return attend_row_v0(
+            compute, rq, rk, rv, keys, values, rt, rp, scale=scale, window=window, sink=sink
+        )
 
     return lax.map(one, (q, k, v, tables, positions))

@@ -4,6 +4,7 @@ matters, so that no kernel has to reduce a large angle."""
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,18 @@ import numpy as np
 from reference.vocab.config import NormSpec, RopeSpec
 
 
-def norm(spec: NormSpec, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Root-mean-square norm over the last axis; x [..., H] float32, weight [H] float32."""
+def norm(
+    spec: NormSpec, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    """Norm over the last axis: x [..., H] float32; weight and bias [H] float32 (NUM-4).
+
+    `layer` subtracts the mean first and takes the variance about it.
+    """
+    if spec.kind == "layer":
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
     mean = jnp.mean(x * x, axis=-1, keepdims=True)
-    return x * (1.0 / jnp.sqrt(mean + spec.eps)) * weight
+    y = x * (1.0 / jnp.sqrt(mean + spec.eps)) * weight
+    return y if bias is None else y + bias
 
 
 def _magnitude(factor: float, mscale: float = 1.0) -> float:
@@ -48,14 +57,35 @@ def _llama3(spec: RopeSpec, inv: np.ndarray) -> np.ndarray:
     return (1.0 - smooth) * inv / spec.factor + smooth * inv
 
 
-def frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
-    """(float32 [dims/2] radians a position, factor on cos and sin). Kinds: see SUPPORTED."""
+def _dynamic(spec: RopeSpec, length: int) -> np.ndarray:
+    """Default frequencies over a base that grows with what the prompt exceeds the limit by."""
+    limit = spec.original_max_position
+    excess = spec.factor * max(length, limit) / limit - (spec.factor - 1.0)
+    base = spec.theta * excess ** (spec.dims / (spec.dims - 2))
+    return 1.0 / base ** (np.arange(0, spec.dims, 2, dtype=np.float64) / spec.dims)
+
+
+def _longrope(spec: RopeSpec, inv: np.ndarray, length: int) -> tuple[np.ndarray, float]:
+    """Frequencies divided one by one, and an amplitude, for a short or for a long prompt."""
+    long = length > spec.original_max_position
+    factors = spec.long_factor if long and spec.long_factor else spec.short_factor
+    return inv / np.array(factors), spec.long_mscale if long else spec.short_mscale
+
+
+@lru_cache(maxsize=256)
+def frequencies(spec: RopeSpec, length: int = 0) -> tuple[np.ndarray, float]:
+    """(float32 [dims/2] radians a position, factor on cos and sin) for a prompt of `length`
+    tokens, which matters where `spec.by_prompt`. Kinds: see SUPPORTED."""
     inv = 1.0 / spec.theta ** (np.arange(0, spec.dims, 2, dtype=np.float64) / spec.dims)
     amplitude = 1.0
     if spec.kind == "linear":
         inv = inv / spec.factor
+    elif spec.kind == "dynamic":
+        inv = _dynamic(spec, length)
     elif spec.kind == "llama3":
         inv = _llama3(spec, inv)
+    elif spec.kind == "longrope":
+        inv, amplitude = _longrope(spec, inv, length)
     elif spec.kind == "yarn":
         inv = _yarn(spec, inv)
         if spec.attention_factor is not None:
@@ -69,13 +99,14 @@ def frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
     return inv.astype(np.float32), amplitude
 
 
-SUPPORTED = ("default", "linear", "llama3", "yarn")
+SUPPORTED = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
-def table(spec: RopeSpec, length: int) -> np.ndarray:
-    """float32 [length, dims]: cosines, then sines, of the float32 angles of each position."""
-    inv, amplitude = frequencies(spec)
-    angle = (np.arange(length, dtype=np.float32)[:, None] * inv[None, :]).astype(np.float64)
+def turns(spec: RopeSpec, positions: np.ndarray, length: int = 0) -> np.ndarray:
+    """float32 [n, dims]: cosines, then sines, of the float32 angles of positions int [n] of a
+    text whose prompt has `length` tokens."""
+    inv, amplitude = frequencies(spec, length)
+    angle = (positions.astype(np.float32)[:, None] * inv[None, :]).astype(np.float64)
     both = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * amplitude
     return both.astype(np.float32)
 
