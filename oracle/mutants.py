@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracle.checkers import CHECKS, check_log
+from oracle.executor_faults import TRANSFER
 from oracle.explorer import Explorer, Found
-from oracle.faults import ALL, TRANSFER
+from oracle.faults import ALL
 from oracle.patching import CONTROL, Mutant, mutated
 from oracle.scopes import SCOPES
 
@@ -74,8 +75,9 @@ def kill_by_name(name: str) -> Verdict:
 
 
 def _explore(mutant: Mutant) -> Verdict:
-    """First without L3, then with it: a fault that endangers safety or an end also idles
-    somewhere, and L3, asked at every ask, would hide which. L3 kills what the others let live."""
+    """First without L3 and without control's own book of slots, then with both: a fault that
+    endangers safety or an end mostly idles somewhere and has a wrong book too, which would hide
+    what it leads to. So these kill what the others let live."""
     verdict = Verdict(mutant.name, mutant.declared)
     with mutated(mutant) as module:
         for work in (False, True):

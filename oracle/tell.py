@@ -17,7 +17,8 @@ SLOT_BYTES = 1
 class Teller:
     """Collects records in the form of specs/log.md; time is the number of the record."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, book: bool) -> None:
+        self.book = book
         slots = scope.options.slots
         self.records: list[dict[str, Any]] = [
             {
@@ -37,17 +38,18 @@ class Teller:
         """What the environment told control."""
         self._add(record_of(event))
 
-    def ask(self, channels: int, lanes: int) -> None:
-        """The environment asks."""
-        self._add({"ask": [channels, lanes]})
+    def ask(self, channels: int, lanes: int, states: list[int]) -> None:
+        """The environment asks; `states`: what control thinks of each slot."""
+        told = {"slots": [states.count(i) for i in range(4)]} if self.book else {}
+        self._add({"ask": [channels, lanes], **told})
 
     def action(self, action: Any) -> None:
         """What control answered."""
         self._add(record_of(action))
 
-    def close(self) -> None:
+    def close(self, states: list[int]) -> None:
         """The path stops here: nothing is asked any more, so that the last ask can be judged."""
-        self._add({"ask": [0, 0]})
+        self.ask(0, 0, states)
 
     def end(self) -> None:
         """The path is a whole run."""

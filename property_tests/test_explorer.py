@@ -12,9 +12,10 @@ import pytest
 from oracle import graph, pins
 from oracle.__main__ import main
 from oracle.checkers import check_log
-from oracle.explorer import Explorer, Node, replay
+from oracle.explorer import Explorer
 from oracle.scopes import SCOPES, Scope
 from oracle.swarm import swarm
+from oracle.transitions import Node, replay
 from oracle.world import CANCELLED, ERROR, LOADING, NEED, PHASE, QUARANTINED, RUNNING, WHY
 
 CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]

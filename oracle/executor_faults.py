@@ -1,0 +1,107 @@
+"""Seeded faults of the two executors: the virtual-time loop and the fetch threads.
+
+They are found in the log of a run that the shipped scheduler drives (`oracle/rigs.py`).
+"""
+
+from __future__ import annotations
+
+from oracle.patching import Mutant
+
+LOOP, TRANSFER = "reference.simulator.loop", "jax_impl.transfer"
+
+
+def _m(name: str, module: str, old: str, new: str, declared: str) -> Mutant:
+    return Mutant(name, module, old, new, declared)
+
+
+EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
+    # The virtual-time loop, rig "loop".
+    _m("completion-dropped", LOOP, "return [Loaded(action.ticket)]", "return []", "S3"),
+    _m(
+        "completion-twice",
+        LOOP,
+        "return [Loaded(action.ticket)]",
+        "return [Loaded(action.ticket)] * 2",
+        "S3",
+    ),
+    _m(
+        "written-to-wrong-slot",
+        LOOP,
+        "self.executor.fill(action)",
+        "self.executor.fill(Load(action.ticket, action.key, 0))",
+        "S9",
+    ),
+    _m(
+        "failed-read-told-as-loaded",
+        LOOP,
+        "return [LoadFailed(action.ticket, str(error))]",
+        "return [Loaded(action.ticket)]",
+        "S9",
+    ),
+    _m(
+        "computed-told-early",
+        LOOP,
+        "self.at(self.now + seconds, lambda: self._computed(action))",
+        "self.at(self.now, lambda: self._computed(action))",
+        "S9",
+    ),
+    _m("late-write-told-as-drained", LOOP, "fault.error, drained=False)", "fault.error)", "S3"),
+    _m(
+        "channel-never-idle-again",
+        LOOP,
+        "self._outstanding -= 1\n        if fault is not None:",
+        "if fault is not None:",
+        "S1",
+    ),
+    _m(
+        "lane-never-idle-again",
+        LOOP,
+        "# The step reads its slots only now: had one been given "
+        "away meanwhile, it would show.\n        self._computing = False",
+        "pass",
+        "S1",
+    ),
+    _m(
+        "results-dropped",
+        LOOP,
+        "return self.executor.run(action)",
+        "return self.executor.run(action)[:1]",
+        "S1",
+    ),
+    # The fetch threads, rig "transfer".
+    _m(
+        "thread-writes-wrong-slot",
+        TRANSFER,
+        "view = self._pool.view(job.slot)",
+        "view = self._pool.view(0)",
+        "S9",
+    ),
+    _m(
+        "thread-hides-failure",
+        TRANSFER,
+        "return self._told(job, str(error), True)",
+        "return self._told(job, None, True)",
+        "S9",
+    ),
+    _m(
+        "thread-drops-failure",
+        TRANSFER,
+        "            self._post(done)\n",
+        "            done.error or self._post(done)\n",
+        "S3",
+    ),
+    _m(
+        "thread-tells-twice",
+        TRANSFER,
+        "            self._post(done)\n",
+        "            self._post(done) or self._post(done)\n",
+        "S3",
+    ),
+    _m(
+        "thread-names-old-ticket",
+        TRANSFER,
+        "            job.ticket, job.key, job.slot, ",
+        "            max(1, job.ticket - 1), job.key, job.slot, ",
+        "S3",
+    ),
+)
