@@ -22,7 +22,6 @@ from reference.files.regular import Identity, inside, open_regular, pread_into, 
 from reference.files.safetensors_header import TensorRef
 from reference.files.shards import model_directory, read_shards
 from reference.files.strict_json import place
-from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, CoveyError
 
 __all__ = ["RAW", "Checkpoint", "TensorRef"]
@@ -47,11 +46,9 @@ class Checkpoint:
     notes                  what was ignored, in words
     """
 
-    def __init__(
-        self, path: Path, config: ModelConfig, plan: Plan, identity: dict[Path, Identity]
-    ) -> None:
+    def __init__(self, path: Path, plan: Plan, identity: dict[Path, Identity]) -> None:
         self.path = path
-        self.config = replace(config, notes=tuple(plan.notes))
+        self.config = replace(plan.config, notes=tuple(plan.notes))
         self.notes = self.config.notes
         self.expert_roles = plan.expert_roles
         self._roles = plan.roles
@@ -81,7 +78,7 @@ class Checkpoint:
             config = with_generation(config, more, place(file))
         headers, tensors = read_shards(directory)
         plan = Plan(directory, config, family_of(raw, where), tensors)
-        self = cls(directory, config, plan, {h.file: h.identity for h in headers})
+        self = cls(directory, plan, {h.file: h.identity for h in headers})
         if plan.tied_copy is not None:
             self._check_copy(plan.roles["embed"], plan.tied_copy)
         return self

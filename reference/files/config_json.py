@@ -6,22 +6,18 @@ Nothing here asks for a family's name.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
+from reference.files.config_attention import attentions
 from reference.files.config_fields import FIELDS, REQUIRED
+from reference.files.config_moe import feed_forwards, packing
+from reference.files.config_rope import longest
 from reference.files.families import UNSET, Family, Source, families
 from reference.files.strict_json import show
-from reference.vocab.config import (
-    AttentionSpec,
-    DenseSpec,
-    LayerSpec,
-    ModelConfig,
-    MoeSpec,
-    NormSpec,
-    RopeSpec,
-    RouterSpec,
-)
+from reference.vocab.config import LayerSpec, ModelConfig, NormSpec
 from reference.vocab.errors import BadInput, Unsupported
+
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def family_of(raw: dict[str, Any], where: str) -> Family:
@@ -39,19 +35,13 @@ def model_config(raw: Any, where: str = "config.json") -> ModelConfig:
     """The description of a model, from the parsed object of its config.json.
 
     Errors: BadInput names the key, its value and what would be right; Unsupported (MODEL-3) for
-    families, quantised weights, rope kinds and activations that this version cannot run.
+    families, packed weights, rope kinds and activations that this version cannot run.
     """
     if not isinstance(raw, dict):
         raise BadInput(f"{where}: an object is needed")
     family = family_of(raw, where)
-    packed = raw.get("quantization_config")
-    if packed is not None:
-        method = packed.get("quant_method", "") if isinstance(packed, dict) else packed
-        raise Unsupported(
-            where, f"quantization_config '{show(method)}'", "unpacked F32, F16 or BF16 weights"
-        )
     for key, allowed in family.only.items():
-        if raw.get(key) is not None and raw[key] not in allowed:
+        if allowed and raw.get(key) is not None and raw[key] not in allowed:
             raise Unsupported(where, f"{key} {show(raw[key])}", ", ".join(map(str, allowed)))
     values = {name: _resolve(name, family, raw, where) for name in FIELDS}
     return _build(family, values, raw, where)
@@ -81,7 +71,7 @@ def _resolve(name: str, family: Family, raw: dict[str, Any], where: str) -> Any:
     if source.value is not UNSET:
         return source.value
     present = [key for key in source.keys if key in raw]
-    values = [raw[key] for key in present if raw[key] is not None]
+    values = [_told(source, raw[key]) for key in present if raw[key] is not None]
     if values:
         if any(type(v) is not type(values[0]) or v != values[0] for v in values):
             said = " and ".join(f"{key} {show(raw[key], 30)}" for key in present)
@@ -100,129 +90,40 @@ def _resolve(name: str, family: Family, raw: dict[str, Any], where: str) -> Any:
     return rule.default
 
 
-def _missing(name: str, family: Family, where: str) -> NoReturn:
-    """A field that this model needs was not given, or is zero."""
-    raise BadInput(f"{where}: {family.config[name].keys[0]} of at least 1 is needed")
+def _told(source: Source, value: Any) -> Any:
+    """What a family's `map` makes of a value; one that it does not name stays."""
+    if not source.words or type(value) not in (bool, str):
+        return value
+    return source.words.get(str(value).lower() if type(value) is bool else value, value)
 
 
 def _build(family: Family, v: dict[str, Any], raw: dict[str, Any], where: str) -> ModelConfig:
-    """Put the resolved fields together and check what no field can check alone (MODEL-5)."""
-    layers: list[LayerSpec] = []
-    attention = _attention(family, v, raw, where)
-    dense = DenseSpec(v["dense.intermediate"], bias=v["dense.bias"])
-    moe = _moe(family, v, where) if v["moe.experts"] else None
-    for i in range(v["layers"]):
-        routed = moe and (i + 1) % v["moe.step"] == 0 and i not in v["moe.dense_layers"]
-        if not routed and not dense.intermediate:
-            name = "dense.intermediate" if "dense.intermediate" in family.config else "moe.experts"
-            _missing(name, family, where)
-        layers.append(LayerSpec(attention, moe if routed and moe else dense))
+    """Put the resolved fields together and check what no field can check alone."""
+    packed = packing(family, raw, where)
+    attention = attentions(family, v, raw, where)
+    feed_forward = feed_forwards(family, v, packed, where)
     return ModelConfig(
         family=family.model_type,
         hidden=v["hidden"],
         vocab=v["vocab"],
-        layers=tuple(layers),
+        layers=tuple(map(LayerSpec, attention, feed_forward)),
         norm=NormSpec(v["norm.kind"], v["norm.eps"]),
         tied=v["tied"],
-        max_position=v["max_position"],
+        max_position=longest(attention[0].rope, v["max_position"]),
         eos=v["eos"],
         bos=v["bos"],
+        embed_scale=v["embed_scale"],
+        residual_scale=v["residual_scale"],
+        logits_scale=v["logits_scale"],
+        head_bias=v["head_bias"],
+        packed=packed,
+        stored=_stored(raw),
     )
 
 
-def _attention(family: Family, v: dict[str, Any], raw: dict[str, Any], where: str) -> AttentionSpec:
-    """The attention of every layer (MODEL-5, MODEL-6, MODEL-7)."""
-    heads, head_dim = v["heads"], v["head_dim"]
-    if head_dim is None:
-        if v["hidden"] % heads:
-            raise BadInput(
-                f"{where}: hidden_size {v['hidden']} is not a multiple of num_attention_heads "
-                f"{heads}; head_dim is needed"
-            )
-        head_dim = v["hidden"] // heads
-    if head_dim % 2:
-        raise BadInput(f"{where}: head_dim is {head_dim}; an even number is needed")
-    kv_heads = v["kv_heads"]
-    if kv_heads is not None and heads % kv_heads:
-        if any(raw.get(key) is not None for key in family.config["kv_heads"].keys):
-            raise BadInput(
-                f"{where}: num_key_value_heads is {kv_heads}; a divisor of the {heads} attention "
-                "heads is needed"
-            )
-        kv_heads = None  # the family's default cannot be meant
-    window = v["attention.window"] if v["attention.window_used"] else None
-    window = window or None
-    _check_layer_types(raw, v["layers"], window, where)
-    return AttentionSpec(
-        kind="gqa",
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_dim=head_dim,
-        v_head_dim=head_dim,
-        rope=_rope(v["rope.theta"], head_dim, raw, where),
-        scale=head_dim**-0.5,
-        window=window,
-        qkv_bias=v["attention.qkv_bias"],
-        o_bias=v["attention.o_bias"],
-        qk_norm=v["attention.qk_norm"],
-    )
-
-
-def _check_layer_types(raw: dict[str, Any], layers: int, window: int | None, where: str) -> None:
-    """A list of layer types must say the same as the window keys (MODEL-7)."""
-    types = raw.get("layer_types")
-    if types is None:
-        return
-    expected = "sliding_attention" if window else "full_attention"
-    if not isinstance(types, list) or len(types) < layers:
-        raise BadInput(f"{where}: layer_types: a list of at least {layers} words is needed")
-    for i, word in enumerate(types[:layers]):
-        if word != expected:
-            raise Unsupported(
-                where, f"layer_types[{i}] {show(word, 40)}", f"{expected} in every layer here"
-            )
-
-
-def _rope(theta: float, head_dim: int, raw: dict[str, Any], where: str) -> RopeSpec:
-    """Both spellings of the rotary embedding (MODEL-6).
-
-    Old: `rope_theta` and `rope_scaling` with `type` or `rope_type`. New: `rope_parameters`.
-    """
-    for key in ("rope_scaling", "rope_parameters"):
-        table = raw.get(key)
-        if table is None or table == {}:
-            continue
-        if not isinstance(table, dict):
-            raise BadInput(f"{where}: {key} is {show(table, 40)}; an object or null is needed")
-        if any(isinstance(x, dict) for x in table.values()):
-            raise Unsupported(where, f"{key} for each layer type", "one for all layers")
-        kind = table.get("rope_type", table.get("type", "default"))
-        if kind != "default":
-            raise Unsupported(where, f"{key} of type {show(kind, 40)}", "default (no scaling)")
-        if table.get("partial_rotary_factor", 1.0) not in (1, None):
-            raise Unsupported(where, f"{key} with partial_rotary_factor", "1.0")
-        if table.get("rope_theta") is not None:
-            rule = FIELDS["rope.theta"]
-            good = rule.check(table["rope_theta"])
-            if good is None:
-                said = show(table["rope_theta"], 40)
-                raise BadInput(f"{where}: {key}.rope_theta is {said}; needs {rule.right}")
-            theta = good
-        break
-    return RopeSpec(theta=theta, dims=head_dim)
-
-
-def _moe(family: Family, v: dict[str, Any], where: str) -> MoeSpec:
-    """The routed layers (MODEL-8)."""
-    experts, top_k = v["moe.experts"], v["moe.top_k"]
-    if top_k > experts:
-        key = family.config["moe.top_k"].keys[0]
-        raise BadInput(f"{where}: {key} is {top_k}; at most the {experts} experts can be chosen")
-    if not v["moe.intermediate"]:
-        _missing("moe.intermediate", family, where)
-    return MoeSpec(
-        experts=experts,
-        top_k=top_k,
-        intermediate=v["moe.intermediate"],
-        router=RouterSpec(score=v["router.score"], renormalise=v["router.renormalise"]),
-    )
+def _stored(raw: dict[str, Any]) -> str | None:
+    """The dtype that config.json names, under either key."""
+    for key in ("dtype", "torch_dtype"):
+        if isinstance(raw.get(key), str):
+            return DTYPES.get(raw[key])
+    return None

@@ -6,39 +6,69 @@ from the `ModelConfig` alone; matrices are [out, in].
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from reference.vocab.config import AttentionSpec, DenseSpec, LayerSpec, ModelConfig, MoeSpec
+from reference.vocab.config import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelConfig,
+    MoeSpec,
+    PackedSpec,
+    SharedExpertSpec,
+)
 
 Shape = tuple[int, ...]
+Roles = Iterator[tuple[str, Shape]]
+
+SCALE = "_scale"
+"""What the role of a packed matrix's scale adds to the role of the matrix."""
 
 
-def top_roles(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+def top_roles(config: ModelConfig) -> Roles:
     """Roles outside the layers. A tied model has no "lm_head": "embed" serves for both."""
     yield "embed", (config.vocab, config.hidden)
-    yield "final_norm", (config.hidden,)
+    yield from _norm(config, "final_norm")
     if not config.tied:
         yield "lm_head", (config.vocab, config.hidden)
+    if config.head_bias:
+        yield "lm_head_bias", (config.vocab,)
 
 
-def layer_roles(config: ModelConfig, layer: LayerSpec) -> Iterator[tuple[str, Shape]]:
-    """Roles of one layer but for its routed experts, without the "layers.{i}." in front."""
-    hidden = config.hidden
-    yield "attn_norm", (hidden,)
-    yield from _attention_roles(layer.attention, hidden)
-    yield "mlp_norm", (hidden,)
+def layer_roles(config: ModelConfig, layer: LayerSpec) -> Roles:
+    """Roles of one layer but for its routed experts, without the "layers.{i}." in front.
+
+    A packed matrix has a further role, see `scale_shape`.
+    """
+    yield from _norm(config, "attn_norm")
+    attention = _mla_roles if layer.attention.kind == "mla" else _gqa_roles
+    yield from attention(layer.attention, config.hidden)
+    yield from _norm(config, "mlp_norm")
     ff = layer.feed_forward
     if isinstance(ff, MoeSpec):
-        yield "router", (ff.experts, hidden)
+        yield "router", (ff.experts, config.hidden)
         if ff.router.bias:
             yield "router_bias", (ff.experts,)
+        if ff.router.selection_bias:
+            yield "selection_bias", (ff.experts,)
+        if ff.shared is not None:
+            yield from _dense_roles(ff.shared, config.hidden, "shared_")
+            if ff.shared.gated:
+                yield "shared_router", (1, config.hidden)
     else:
-        yield from _dense_roles(ff, hidden)
+        yield from _dense_roles(ff, config.hidden)
 
 
-def _attention_roles(a: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+def _norm(config: ModelConfig, role: str) -> Roles:
+    yield role, (config.hidden,)
+    if config.norm.kind == "layer":
+        yield role + "_bias", (config.hidden,)
+
+
+def _gqa_roles(a: AttentionSpec, hidden: int) -> Roles:
     queries, keys, values = a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.v_head_dim
     yield "q", (queries, hidden)
     yield "k", (keys, hidden)
@@ -54,25 +84,88 @@ def _attention_roles(a: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape
         head = a.qk_norm == "head"
         yield "q_norm", (a.head_dim if head else queries,)
         yield "k_norm", (a.head_dim if head else keys,)
+    if a.sinks:
+        yield "sinks", (a.heads,)
 
 
-def _dense_roles(ff: DenseSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    yield "gate", (ff.intermediate, hidden)
-    yield "up", (ff.intermediate, hidden)
-    yield "down", (hidden, ff.intermediate)
+def _mla_roles(a: AttentionSpec, hidden: int) -> Roles:
+    """ATTN-8: what is made of one row is q [N * (nope + rope)] and kv_a [kv_rank + rope]."""
+    queries, latent = a.heads * a.head_dim, a.kv_rank + a.rope_dim
+    if a.q_rank:
+        yield "q_a", (a.q_rank, hidden)
+        if a.qkv_bias:
+            yield "q_a_bias", (a.q_rank,)
+        yield "q_a_norm", (a.q_rank,)
+        yield "q_b", (queries, a.q_rank)
+    else:
+        yield "q", (queries, hidden)
+    yield "kv_a", (latent, hidden)
+    if a.qkv_bias:
+        yield "kv_a_bias", (latent,)
+    yield "kv_a_norm", (a.kv_rank,)
+    yield "kv_b", (a.heads * (a.nope_dim + a.v_head_dim), a.kv_rank)
+    yield "o", (hidden, a.heads * a.v_head_dim)
+    if a.o_bias:
+        yield "o_bias", (hidden,)
+
+
+def _dense_roles(ff: DenseSpec | SharedExpertSpec, hidden: int, of: str = "") -> Roles:
+    yield of + "gate", (ff.intermediate, hidden)
+    yield of + "up", (ff.intermediate, hidden)
+    yield of + "down", (hidden, ff.intermediate)
     if ff.bias:
-        yield "gate_bias", (ff.intermediate,)
-        yield "up_bias", (ff.intermediate,)
-        yield "down_bias", (hidden,)
+        yield of + "gate_bias", (ff.intermediate,)
+        yield of + "up_bias", (ff.intermediate,)
+        yield of + "down_bias", (hidden,)
+
+
+def scale_shape(packed: PackedSpec, shape: Shape) -> Shape:
+    """Shape of the scales of a matrix of `shape`: the last block of an axis may be partial."""
+    return tuple(-(-n // b) for n, b in zip(shape, packed.block, strict=True))
 
 
 def expert_shapes(config: ModelConfig, moe: MoeSpec) -> dict[str, Shape]:
-    """Shapes of one routed expert's tensors, by role."""
-    return {
+    """Shapes of one routed expert's tensors as stored, by role, in the order of a slot."""
+    wide = {
         "gate": (moe.intermediate, config.hidden),
         "up": (moe.intermediate, config.hidden),
+        "gate_up": (2 * moe.intermediate, config.hidden),
         "down": (config.hidden, moe.intermediate),
     }
+    shapes: dict[str, Shape] = {}
+    packed = moe.storage.packed
+    for role in moe.storage.matrices:
+        rows, cols = wide[role]
+        if packed is None:
+            shapes[role] = (cols, rows) if moe.storage.transposed else (rows, cols)
+        else:
+            grid = scale_shape(packed, (rows, cols))
+            # NUM-19: a byte of mxfp4 holds two numbers
+            shapes[role] = (*grid, 16) if packed.kind == "mxfp4" else (rows, cols)
+            shapes[role + SCALE] = grid
+        if moe.expert_bias:
+            shapes[role + "_bias"] = (rows,)
+    return shapes
+
+
+def expert_nbytes(config: ModelConfig, moe: MoeSpec) -> int:
+    """Bytes of one routed expert, from the description alone.
+
+    Where config.json names no dtype 16 bits are assumed; FP8 scales are taken as float32, which
+    is the widest that they come in.
+    """
+    total = 0
+    packed = moe.storage.packed
+    width = {"F32": 4, "F16": 2, "BF16": 2}[config.stored or "BF16"]
+    for role, shape in expert_shapes(config, moe).items():
+        if packed is None or role.endswith("_bias"):
+            size = width
+        elif role.endswith(SCALE):
+            size = 4 if packed.kind == "fp8_block" else 1
+        else:
+            size = 1
+        total += size * math.prod(shape)
+    return total
 
 
 def summarise(names: Iterable[str], limit: int = 1500) -> str:
