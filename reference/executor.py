@@ -71,8 +71,9 @@ class NumpyExecutor:
             raise OSError(str(error)) from error
 
     def rows(self, action: Compute) -> int:
-        """Token rows of the step."""
-        return sum(end - start for start, end in (self._span(p.visit) for p in action.parts))
+        """Token rows that go on with the step: those of its last parts."""
+        spans = [self._span(p.visit) for p in action.parts if p.last]
+        return sum(end - start for start, end in spans)
 
     def run(self, action: Compute) -> list[Event]:
         """One step: each part's experts, and for each last part the way to the next router."""

@@ -11,8 +11,8 @@ from reference.vocab.actions import Compute
 class CostModel:
     """bytes_per_s, latency_s: the channel moves one transfer after another at this rate and tells
     of each `latency_s` after its last byte; `depth` transfers may be outstanding.
-    step_s, row_s, expert_s: a step costs step_s + row_s a token row + expert_s a distinct expert
-    (its weights are read once for all rows of the step).
+    step_s, row_s, expert_s: a step costs step_s + row_s a token row that goes on to the next router
+    or the head + expert_s a distinct expert (its weights are read once for all rows of the step).
     """
 
     bytes_per_s: float = 1e9

@@ -29,7 +29,7 @@ class Executor(Protocol):
         ...
 
     def rows(self, action: Compute) -> int:
-        """Token rows of a step."""
+        """Token rows that go on with the step: those of its last parts."""
         ...
 
     def run(self, action: Compute) -> list[Event]:

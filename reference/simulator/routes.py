@@ -81,8 +81,9 @@ class RoutedExecutor:
         return prompt + visit.chunk - chunks, prompt + visit.chunk - chunks + 1
 
     def rows(self, action: Compute) -> int:
-        """Token rows of the step."""
-        return sum(end - start for start, end in (self._span(p.visit) for p in action.parts))
+        """Token rows that go on with the step: those of its last parts."""
+        spans = [self._span(p.visit) for p in action.parts if p.last]
+        return sum(end - start for start, end in spans)
 
     def run(self, action: Compute) -> list[Event]:
         """Every expert must lie where the action says; then the next routers speak."""
