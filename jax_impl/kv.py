@@ -63,8 +63,9 @@ def kv_kinds(
     for window, layers in by_window.items():
         ring, blocks = whole, kv_blocks
         if window is not None:
-            # A call writes at most `tile` positions p.. and reads back to p - window + 1.
-            ring = min(whole, -(-(window + tile - 2) // kv_block) + 1)
+            # A call writes at most `tile` positions p.. and reads back to p - window + 1; in a ring
+            # of n positions, q is written over by q + n.
+            ring = min(whole, -(-(window + tile - 1) // kv_block))
             blocks = min(kv_blocks, texts * ring)
         kinds.append(KvKind(window, tuple(layers), ring, blocks))
     return tuple(kinds)
