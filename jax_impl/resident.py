@@ -12,7 +12,7 @@ from jax_impl.attend import Weights
 from jax_impl.kernels import rope
 from jax_impl.kernels.packed import Weight
 from jax_impl.stored import dtype_of, packed_weight
-from reference.files.layout import layer_roles, top_roles
+from reference.files.layout import SCALE, Shape, layer_roles, top_roles
 from reference.vocab.config import ModelConfig, RopeSpec
 from reference.vocab.errors import Unsupported
 
@@ -34,13 +34,14 @@ class Resident:
         self._ckpt, self._compute = ckpt, compute
         self.layers: list[Weights] = [
             {
-                role: self._held(f"layers.{i}.{role}", len(shape))
+                role: self._held(f"layers.{i}.{role}", shape)
                 for role, shape in layer_roles(config, spec)
             }
             for i, spec in enumerate(config.layers)
         ]
-        top = {role: len(shape) for role, shape in top_roles(config) if role != "embed"}
-        self.top: Weights = {role: self._held(role, rank) for role, rank in top.items()}
+        self.top: Weights = {
+            role: self._held(role, shape) for role, shape in top_roles(config) if role != "embed"
+        }
         self.embed = self._plain("embed")
         self.top.setdefault("lm_head", self.embed)
         tables: dict[RopeSpec, jax.Array] = {}
@@ -53,12 +54,13 @@ class Resident:
         held = jax.tree.leaves((self.layers, self.top, self.embed, list(tables.values())))
         self.nbytes = sum({id(a): a.nbytes for a in held}.values())
 
-    def _held(self, role: str, rank: int) -> Weight:
-        if rank == 1:
-            return jax.device_put(self._read(role).astype(np.float32))
-        if self._ckpt.has(f"{role}_scale"):
+    def _held(self, role: str, shape: Shape) -> Weight:
+        """A tensor as held, of the described shape (a file may store a vector as one row)."""
+        if len(shape) == 1:
+            return jax.device_put(self._read(role).astype(np.float32).reshape(shape))
+        if self._ckpt.has(role + SCALE):
             assert self._ckpt.config.packed is not None
-            both = jax.device_put((self._read(role), self._read(f"{role}_scale")))
+            both = jax.device_put((self._read(role), self._read(role + SCALE)))
             return packed_weight(self._ckpt.config.packed, *both)
         raw = self._read(role)
         if self._compute == "bf16":
@@ -69,7 +71,7 @@ class Resident:
 
     def _plain(self, role: str) -> jax.Array:
         """The embedding: rows are taken from it, so it is never rounded, and never packed."""
-        if self._ckpt.has(f"{role}_scale"):
+        if self._ckpt.has(role + SCALE):
             raise Unsupported(str(self._ckpt.path), f"packed {role}", "unpacked")
         raw = self._read(role)
         return jax.device_put(raw.astype(np.float32) if raw.dtype == np.float16 else raw)
