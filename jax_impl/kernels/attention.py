@@ -102,53 +102,81 @@ def add_sink(part: Partial, sink: jax.Array) -> Partial:
     return Partial(m, part.l * carry + jnp.exp(sink - m), part.a * carry[..., None])
 
 
-def attend_row_v0(
+def past_v0(
     compute: str,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
     keys: jax.Array,
     values: jax.Array | None,
-    table: jax.Array,
-    position: jax.Array,
+    tables: jax.Array,
+    positions: jax.Array,
     *,
+    width: int,
     scale: float,
     window: int | None,
-    sink: jax.Array | None = None,
-) -> jax.Array:
-    """One row: q [G, M, D], own k [G, D] and v [G, Dv], pools, table [W], position (),
-    sink [G, M] or None -> [G, M, Dv].
+) -> Partial:
+    """Parts of the rows q [T, G, M, D] over their positions before `positions` [T]; pools, tables
+    [T, W]; `width` Dv of a value. Fields [T, G, M] and [T, G, M, Dv].
 
+    The unit is one KV head of one row, in a loop of its own: its sum is the same program whatever
+    rows and heads are in the call (JAX-5), and wherever its own position is merged (LAMINA-2).
     Block b of the text lies at table[b mod W]: a table of a layer with a window may be as short as
     the blocks that are still needed (JAX-13). values None: a value is the first Dv entries of its
     key (MLA's compressed form). With a window the loop starts at the first block that holds a
-    visible position; the blocks before it would change nothing (JAX-5). A row at position 0 walks
-    no block.
+    visible position; the blocks before it would change nothing. A row at position 0 walks no block.
     """
-    block, width = keys.shape[2], v.shape[-1]
-    first = jnp.int32(0)
-    if window is not None:
-        first = jnp.maximum(position - window + 1, 0) // block
+    t, groups, m, _ = q.shape
+    block = keys.shape[2]
 
-    def body(b: jax.Array, part: Partial) -> Partial:
-        at = b * block + jnp.arange(block, dtype=jnp.int32)
-        seen = at < position
+    def unit(n: jax.Array) -> Partial:
+        row, g = n // groups, n % groups
+        rq, table, position = q[row, g][None], tables[row], positions[row]
+        first = jnp.int32(0)
         if window is not None:
-            seen = seen & (at > position - window)
-        there = table[b % table.shape[0]]
-        kb = lax.dynamic_index_in_dim(keys, there, 0, keepdims=False).astype(jnp.float32)
-        if values is None:
-            vb = kb[..., :width]
-        else:
-            vb = lax.dynamic_index_in_dim(values, there, 0, keepdims=False).astype(jnp.float32)
-        return add_block(compute, part, q, kb, vb, seen, scale)
+            first = jnp.maximum(position - window + 1, 0) // block
 
-    part = empty(q.shape[0], q.shape[1], width)
-    part = lax.fori_loop(first, (position + block - 1) // block, body, part)
-    part = add_own(compute, part, q, k, v, scale)
-    if sink is not None:
-        part = add_sink(part, sink)
-    return part.a / part.l[..., None]
+        def read(pool: jax.Array, there: jax.Array) -> jax.Array:
+            size = (1, 1, block, pool.shape[3])
+            return lax.dynamic_slice(pool, (there, g, 0, 0), size)[0].astype(jnp.float32)
+
+        def body(b: jax.Array, part: Partial) -> Partial:
+            at = b * block + jnp.arange(block, dtype=jnp.int32)
+            seen = at < position
+            if window is not None:
+                seen = seen & (at > position - window)
+            there = table[b % table.shape[0]]
+            kb = read(keys, there)
+            vb = kb[..., :width] if values is None else read(values, there)
+            return add_block(compute, part, rq, kb, vb, seen, scale)
+
+        return lax.fori_loop(first, (position + block - 1) // block, body, empty(1, m, width))
+
+    parts = lax.map(unit, jnp.arange(t * groups, dtype=jnp.int32))
+    return jax.tree.map(lambda x: x.reshape(t, groups, *x.shape[2:]), parts)
+
+
+def own_v0(
+    compute: str,
+    part: Partial,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sink: jax.Array | None = None,
+    *,
+    scale: float,
+) -> jax.Array:
+    """Merge each row's own k [T, G, D] and v [T, G, Dv], and the sink [G, M], into its part, and
+    divide: [T, G, M, Dv]. One KV head of one row at a time, as `past_v0`."""
+    t, groups, m, _ = q.shape
+
+    def unit(n: jax.Array) -> jax.Array:
+        row, g = n // groups, n % groups
+        mine = jax.tree.map(lambda x: x[row, g][None], part)
+        total = add_own(compute, mine, q[row, g][None], k[row, g][None], v[row, g][None], scale)
+        if sink is not None:
+            total = add_sink(total, sink[g][None])
+        return (total.a / total.l[..., None])[0]
+
+    return lax.map(unit, jnp.arange(t * groups, dtype=jnp.int32)).reshape(t, groups, m, -1)
 
 
 def attend_v0(
@@ -165,14 +193,32 @@ def attend_v0(
     window: int | None,
     sink: jax.Array | None = None,
 ) -> jax.Array:
-    """A tile, one row after another, each walking only its own blocks: q [T, G, M, D] -> same
-    with Dv. On CPU this reads the cache at memory speed; a form that walks all rows together
-    was not faster and pays for the longest row of the tile."""
+    """A tile of rows: q [T, G, M, D], own k [T, G, D] and v [T, G, Dv] -> [T, G, M, Dv]. Each row
+    walks only its own blocks. On CPU this reads the cache at memory speed; a form that walks all
+    rows together was not faster and pays for the longest row of the tile."""
+    part = past_v0(
+        compute, q, keys, values, tables, positions,
+        width=v.shape[-1], scale=scale, window=window,
+    )  # fmt: skip
+    return own_v0(compute, part, q, k, v, sink, scale=scale)
 
-    def one(args: tuple[jax.Array, ...]) -> jax.Array:
-        rq, rk, rv, rt, rp = args
-        return attend_row_v0(
-            compute, rq, rk, rv, keys, values, rt, rp, scale=scale, window=window, sink=sink
-        )
 
-    return lax.map(one, (q, k, v, tables, positions))
+def attend_row_v0(
+    compute: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    values: jax.Array | None,
+    table: jax.Array,
+    position: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+    sink: jax.Array | None = None,
+) -> jax.Array:
+    """One row alone: q [G, M, D], k [G, D], v [G, Dv], table [W], position () -> [G, M, Dv]."""
+    return attend_v0(
+        compute, q[None], k[None], v[None], keys, values, table[None], jnp.asarray(position)[None],
+        scale=scale, window=window, sink=sink,
+    )[0]  # fmt: skip
