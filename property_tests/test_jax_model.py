@@ -20,7 +20,13 @@ from property_tests.jax_driver import Text, handles, poison, run_together
 from reference.files.checkpoint import Checkpoint
 from reference.numerics.model import Model
 from reference.numerics.naive import remembering, run_chunk
-from reference.vocab.config import ActivationSpec, MoeSpec, NormSpec, SharedExpertSpec
+from reference.vocab.config import (
+    ActivationSpec,
+    ExpertStorage,
+    MoeSpec,
+    NormSpec,
+    PackedSpec,
+)
 from reference.vocab.errors import BadInput, Unsupported
 
 SIZES = {"rows": 80, "kv_blocks": 24, "max_len": 48, "kv_block": 4}
@@ -270,23 +276,49 @@ def test_what_has_no_kernel_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match=what):
             JaxModel(ckpt, **SIZES)
 
-    router = routed.router
-    refused(
-        "rope dynamic in layer 0", replace(attention, rope=replace(attention.rope, kind="dynamic"))
-    )
-    refused("attention mla", replace(attention, kind="mla"))
-    refused("attention sinks", replace(attention, sinks=True))
-    refused(
-        "activation clamped", routed=replace(routed, activation=ActivationSpec("clamped_gated"))
-    )
-    refused("expert biases", routed=replace(routed, expert_bias=True))
-    refused("shared expert", routed=replace(routed, shared=SharedExpertSpec(8)))
-    refused("router score sigmoid", routed=replace(routed, router=replace(router, score="sigmoid")))
-    refused("selection bias", routed=replace(routed, router=replace(router, selection_bias=True)))
-    refused("grouped routing", routed=replace(routed, router=replace(router, groups=2)))
-    refused("norm layer", norm=NormSpec("layer"))
-    refused("logits_scale", logits_scale=2.0)
-    refused("bias of the LM head", head_bias=True)
+    router, rope = routed.router, attention.rope
+    assert rope is not None
+    mla = replace(attention, kind="mla", kv_heads=1, kv_rank=4, nope_dim=4, rope_dim=4)
+
+    def rope_(**other: Any) -> Any:
+        return replace(attention, rope=replace(rope, **other))
+
+    def router_(**other: Any) -> Any:
+        return replace(routed, router=replace(router, **other))
+
+    def stored(*spec: Any, **other: Any) -> Any:
+        return replace(routed, storage=ExpertStorage(*spec, **other))
+
+    odd: Any = "odd"
+    refused("rope odd in layer 0", rope_(kind=odd))
+    refused("rope over 3 entries", rope_(dims=3))
+    refused("dynamic rope", rope_(kind="dynamic"))
+    refused("0 short factors", rope_(kind="longrope"))
+    refused("attention odd", replace(attention, kind=odd))
+    refused("window 0", replace(attention, window=0))
+    refused("norm of q and k odd", replace(attention, qk_norm=odd))
+    refused("4 heads over 3", replace(attention, kv_heads=3))
+    refused("MLA without rope", replace(mla, rope=None))
+    refused("norm or clip of q and k in MLA", replace(mla, clip=1.0))
+    refused("widths of MLA", replace(mla, nope_dim=5))
+    refused("rope over 8 entries", replace(mla, head_dim=8))
+    refused("activation odd", routed=replace(routed, activation=ActivationSpec(odd)))
+    refused("router score odd", routed=router_(score=odd))
+    refused("selection bias with sparsemixer", routed=router_(score="sparsemixer", groups=2))
+    refused("group score odd", routed=router_(groups=2, group_score=odd))
+    refused("8 experts in 3 groups", routed=router_(groups=3))
+    refused("8 experts in 8 groups", routed=router_(groups=8, group_score="top2_sum"))
+    refused("3 groups", routed=router_(groups=2, top_groups=3))
+    refused("experts stored odd", routed=stored(odd))
+    refused("packed experts in layer 0 of kind odd", routed=stored(packed=PackedSpec(odd, (1, 1))))
+    refused("in blocks of", routed=stored(packed=PackedSpec("fp8_block", (0, 1))))
+    turned = stored(transposed=True, packed=PackedSpec("mxfp4", (1, 32)))
+    refused("packed and transposed", routed=turned)
+    refused("expert tensors", routed=stored("interleaved"))
+    refused("packed weights of kind mxfp4", packed=PackedSpec("mxfp4", (1, 32)))
+    refused("norm odd", norm=NormSpec(odd))
+    heads = replace(attention, qk_norm="head")
+    refused("norm layer of q and k", heads, norm=NormSpec("layer"))
     with pytest.raises(BadInput, match="rows: 0"):
         JaxModel(good, **{**SIZES, "rows": 0})
     with pytest.raises(Unsupported, match="compute int3"):
