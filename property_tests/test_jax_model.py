@@ -315,7 +315,7 @@ def test_what_has_no_kernel_is_refused(tmp_path: Path) -> None:
     turned = stored(transposed=True, packed=PackedSpec("mxfp4", (1, 32)))
     refused("packed and transposed", routed=turned)
     refused("expert tensors", routed=stored("interleaved"))
-    refused("packed weights of kind mxfp4", packed=PackedSpec("mxfp4", (1, 32)))
+    refused("packed weights of kind odd", packed=PackedSpec(odd, (1, 32)))
     refused("norm odd", norm=NormSpec(odd))
     heads = replace(attention, qk_norm="head")
     refused("norm layer of q and k", heads, norm=NormSpec("layer"))

@@ -55,7 +55,7 @@ class NumpyExecutor:
         """A request that will arrive."""
         self.handles[handle.number] = handle
         prompt = [int(t) for t in handle.request.prompt]
-        self.texts[handle.number] = Text(handle, prompt, self.model.start())
+        self.texts[handle.number] = Text(handle, prompt, self.model.start(len(prompt)))
 
     # -- what the loop asks (reference.simulator.loop.Executor) --------------------------------
 
