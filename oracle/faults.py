@@ -165,6 +165,30 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "visit-k2-s4",
     ),
     _m(
+        "barrier-ignored",
+        GROUP,
+        "if s.lockstep and r.stage != s.front:",
+        "if False:",
+        "S10",
+        "lockstep-k2-s3",
+    ),
+    _m(
+        "rows-not-counted",
+        GROUP,
+        "rows += x[0].rows",
+        "rows = x[0].rows",
+        "S11",
+        "rows-k1",
+    ),
+    _m(
+        "blocking-reads-on",
+        FETCH,
+        "if s.blocking and s.steps:",
+        "if False:",
+        "S11",
+        "blocking-k2-s4",
+    ),
+    _m(
         "kv-overcommitted",
         LIFE,
         " and s.queue[0].blocks <= s.kv_free:",
@@ -293,6 +317,12 @@ EQUIVALENT: list[dict[str, str]] = [
         "`room` counts every such slot as kept, so a victim is asked for only while another slot "
         "may go; that one's expert is wanted by nobody or came earlier, and `_oldest` offers what "
         "nobody wants before what a task waits for.",
+    },
+    {
+        "name": "barrier-asks-who-stands-there",
+        "proof": "grouping.py `if r.stage == s.front: return` -> `if False: return`: the next "
+        "front is the stage with the least (stage - front) mod count, which is 0 for the front "
+        "itself, so it stays while anybody stands there.",
     },
     {
         "name": "compute-asked-while-a-step-runs",

@@ -42,7 +42,10 @@ REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERRO
 
 def obey(w: World, actions: list[Action], channels: int, lanes: int) -> Fault | None:
     """Obey the actions of one ask and judge them; the first fault is (property, text)."""
+    at_barrier = not w.scope.interleaved
     for action in actions:
+        if at_barrier and isinstance(action, Load | Compute):
+            at_barrier = _advance(w)
         if isinstance(action, Load):
             channels -= 1
             fault = _load(w, action) or (channels < 0 and ("S11", "more loads than asked"))
@@ -53,7 +56,22 @@ def obey(w: World, actions: list[Action], channels: int, lanes: int) -> Fault | 
             fault = _lifecycle(w, action)
         if fault:
             return fault
+    if at_barrier:
+        _advance(w)
     return _left_undone(w, channels, lanes)
+
+
+def _advance(w: World) -> bool:
+    """Lock-step: the front goes on, to the nearest stage, when nobody is left at it. False."""
+    stages = []
+    for r in w.live:
+        if r[PHASE] != QUEUED:
+            if r[PHASE] == OWED or r[STAGE] == w.front:
+                return False
+            stages.append(r[STAGE])
+    if stages:
+        w.front = min(stages, key=lambda stage: (stage - w.front) % (w.scope.last_stage + 2))
+    return False
 
 
 def _load(w: World, a: Load) -> Fault | None:
@@ -69,6 +87,8 @@ def _load(w: World, a: Load) -> Fault | None:
         return "S7", f"{a}: ticket {w.ticket[slot]} may still write there"
     if w.step is not None and slot in w.step[2]:
         return "S6", f"{a}: step {w.step[0]} reads the slot"
+    if w.scope.blocking and w.step is not None:
+        return "S11", f"{a}: step {w.step[0]} runs"
     if code in w.code:
         return "S5", f"{a}: slot {w.code.index(code)} has it"
     w.newest_ticket = w.ticket[slot] = a.ticket
@@ -84,6 +104,10 @@ def _compute(w: World, a: Compute) -> Fault | None:
     stage = -1 if a.layer == ENTRY else scope.ordinal.get(a.layer, -2)
     if stage == -2:
         return "S10", f"{a}: no such layer"
+    if not scope.interleaved and stage != w.front:
+        return "S10", f"{a}: the barrier stands at stage {w.front}"
+    if scope.blocking and LOADING in w.state:
+        return "S11", f"{a}: a load is under way"
     held, slots = 0, []
     for expert, slot in a.slots:
         held |= 1 << expert

@@ -214,6 +214,18 @@ _ALL = (
         (2, 3, 2, 3), ((1, 1), (1, 1)), load_faults=1, cancels=1, batch=True,
     ),
     _scope(
+        "rows-k1", "steps of at most two rows: prompts share them only where they fit",
+        (1, 2, 1, 2), ((2, 1), (1, 1), (2, 0)), max_rows=2, readiness="expert",
+    ),
+    _scope(
+        "lockwait-k1", "the barrier while results are told one by one and requests come",
+        (2, 2, 1, 2), ((1, 1), (1, 1), (1, 1)), grouping="lockstep", initial=2, split=True,
+    ),
+    _scope(
+        "bulkturn-k2-s3", "a prompt in waves beside two decoding requests that want the channel",
+        (1, 3, 2, 3), ((3, 1), (1, 1), (1, 1)), bulk_slots=1,
+    ),
+    _scope(
         "split-k2-s3", "results told one by one, with asks between, and several before an ask",
         (1, 3, 2, 3), ((1, 2), (1, 1)), split=True, batch=True,
     ),

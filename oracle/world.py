@@ -51,7 +51,7 @@ class World:
     """One state of the environment; `copy` is cheap and `key` canonical."""
 
     __slots__ = (
-        "arrived", "cancels", "code", "draining", "drains", "fails", "live", "load_faults",
+        "arrived", "cancels", "code", "draining", "drains", "fails", "front", "live", "load_faults",
         "newest_step", "newest_ticket", "scope", "state", "step", "step_faults", "ticket",
     )  # fmt: skip
 
@@ -72,6 +72,8 @@ class World:
         self.drains = scope.drains
         self.draining = False
         self.newest_ticket = self.newest_step = 0
+        self.front = -1
+        """The stage that a barrier lets compute (lock-step); it goes on when nobody is left."""
 
     def copy(self) -> World:
         new = World.__new__(World)
@@ -90,6 +92,7 @@ class World:
         new.draining = self.draining
         new.newest_ticket = self.newest_ticket
         new.newest_step = self.newest_step
+        new.front = self.front
         return new
 
     def key(self, named: bool) -> tuple:
@@ -104,6 +107,7 @@ class World:
             sorted(self.fails.items()),
             (self.arrived, self.cancels, self.load_faults, self.step_faults, self.drains),
             self.draining,
+            self.front,
             (self.state, self.code, self.step and self.step[2]) if named else 0,
         )
 

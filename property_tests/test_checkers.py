@@ -272,6 +272,25 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
         "finished with reason length",
         insert({"step": 5}, act("Finish", request=0, reason="length", error="")),
     ),
+    (
+        "S10",
+        "the barrier stands at",
+        both(
+            option(grouping="lockstep"),
+            edit(
+                {"action": "Compute", "step": 3},
+                layer=2,
+                parts=[[[1, 0, 2], [3], True]],
+                slots=[[3, 1]],
+            ),
+        ),
+    ),
+    ("S11", "a load while a step runs", option(grouping="lockstep-blocking")),
+    (
+        "S11",
+        "a step while a load is under way",
+        option(grouping="lockstep-blocking"),
+    ),
     ("S11", "bytes into a slot", edit({"action": "Load", "ticket": 3}, bytes=11)),
     ("S11", "resident and in flight", lambda log: log[0].update(budget_bytes=19)),
     ("S11", "more loads than", edit({"ask": [1, 0]}, ask=[0, 0])),
@@ -312,6 +331,12 @@ def test_each_break_is_found(name: str, text: str, change: Callable[[Log], None]
 
 def test_every_checker_has_a_log_that_makes_it_fail() -> None:
     assert {name for name, _, _ in BREAKS} == set(CHECKS)
+
+
+def test_the_good_log_also_keeps_a_barrier() -> None:
+    log = copy.deepcopy(good())
+    option(grouping="lockstep")(log)
+    assert check_log(log) == []
 
 
 def test_a_prefix_of_a_good_log_is_good_while_incomplete() -> None:

@@ -18,6 +18,9 @@ def check_s11(log: LogView) -> Iterator[Violation]:
     asked: dict[int, tuple[int, int]] = {}
     kv: dict[int, int] = {}
     lanes = [0, 0]
+    blocking = head.grouping == "lockstep-blocking"
+    loading: set[int] = set()
+    running: set[int] = set()
 
     for line in log.lines:
         record, at = line.record, line.number
@@ -25,7 +28,14 @@ def check_s11(log: LogView) -> Iterator[Violation]:
             lanes = list(record["ask"])
         elif line.name == "Arrived":
             asked[record["request"]] = (record["prompt_len"], record["max_new_tokens"])
+        elif line.name in ("Loaded", "LoadFailed"):
+            loading.discard(record["ticket"])
+        elif line.name in ("Computed", "Failed"):
+            running.discard(record["step"])
         elif line.name == "Load":
+            loading.add(record["ticket"])
+            if blocking and running:
+                yield Violation("S11", at, "a load while a step runs, in lockstep-blocking")
             size = record.get("bytes", head.slot_bytes)
             if head.slot_bytes and size > head.slot_bytes:
                 text = f"{size} bytes into a slot of {head.slot_bytes}"
@@ -39,6 +49,9 @@ def check_s11(log: LogView) -> Iterator[Violation]:
             if lanes[0] == -1:
                 yield Violation("S11", at, "more loads than idle channels")
         elif line.name == "Compute":
+            running.add(record["step"])
+            if blocking and loading:
+                yield Violation("S11", at, "a step while a load is under way, in lockstep-blocking")
             lanes[1] -= 1
             if lanes[1] == -1:
                 yield Violation("S11", at, "more steps than idle compute lanes")

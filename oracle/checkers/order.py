@@ -108,12 +108,49 @@ class _Walk:
         return ""
 
 
+class _Barrier:
+    """Lock-step: steps run at the front, which goes on, to the nearest layer in the order ENTRY,
+    layers, ENTRY, when an ask finds nobody left at it and no result owed."""
+
+    def __init__(self, head: Head) -> None:
+        self.places = [ENTRY, *head.layers]
+        self.front = ENTRY
+        self.asked = False
+        self.running: set[int] = set()
+
+    def see(self, line: Line, walks: dict[int, _Walk]) -> None:
+        """Called before the line's own effect on the walks."""
+        if self.asked and (line.kind != "action" or line.name in ("Load", "Compute")):
+            self.asked = False
+            self._advance([walks[n] for n in sorted(self.running) if n in walks])
+        if line.kind == "ask":
+            self.asked = True
+        elif line.name == "Admit":
+            self.running.add(line.record["request"])
+        elif line.kind == "action" and line.name in ("Finish", "Reject"):
+            self.running.discard(line.record["request"])
+
+    def _advance(self, walks: list[_Walk]) -> None:
+        owed = any(w.stage in ("routed", "sampled") for w in walks)
+        layers = {w.layer for w in walks}
+        if owed or self.front in layers or not layers:
+            return
+        here, count = self.places.index(self.front), len(self.places)
+        self.front = min(layers, key=lambda x: (self.places.index(x) - here) % count)
+
+
 def check_s10(log: LogView) -> Iterator[Violation]:
     """SAFE-10: layers and chunks in order, tokens strictly increasing, each routed expert once."""
     walks: dict[int, _Walk] = {}
     steps: dict[int, tuple[int, ...]] = {}
+    barrier = _Barrier(log.head) if log.head.grouping != "interleaved" else None
     for line in log.lines:
         record, fault, request = line.record, "", -1
+        if barrier:
+            barrier.see(line, walks)
+            if line.name == "Compute" and record["layer"] != barrier.front:
+                text = f"a step at layer {record['layer']}, the barrier stands at {barrier.front}"
+                yield Violation("S10", line.number, text)
         if line.name == "Arrived":
             walk = _Walk(log.head, record["prompt_len"], record["max_new_tokens"])
             walks.setdefault(record["request"], walk)
