@@ -18,7 +18,7 @@ from oracle.variants import VARIANTS, by_name
 from property_tests.engines import COMPILED
 from reference.engine import ReferenceEngine
 from reference.files.checkpoint import Checkpoint
-from reference.numerics import attention, model
+from reference.numerics import attention, model, projections
 from reference.numerics.naive import naive_greedy, naive_logits
 from reference.vocab.config import LayerSpec, ModelConfig, MoeSpec
 
@@ -209,7 +209,7 @@ def test_a_wrong_description_is_caught(
     assert error_of(name, tmp_path / "wrong", mutate) > 10 * TOLERANCE, what
 
 
-def heads_by_remainder(q: Any, kv: Any, position: int, window: Any, scale: float) -> Any:
+def heads_by_remainder(q: Any, kv: Any, position: int, window: Any, scale: float, _: Any) -> Any:
     """Wrong on purpose: query head n takes KV head n % G."""
     g, out = kv.kv_heads, np.empty_like(q)
     for i in range(g):
@@ -223,8 +223,8 @@ def heads_by_remainder(q: Any, kv: Any, position: int, window: Any, scale: float
     [
         (model, "attend", heads_by_remainder),
         (attention, "merge", lambda a, b: b if a is None else a),
-        (model, "feed_forward", lambda g, u, d, x: model.matvec(d, model.matvec(g, x))),
-        (model, "rotate", lambda x, c, s, i: x),
+        (model, "feed_forward", lambda w, x, _: model.matvec(w.down, model.matvec(w.gate, x))),
+        (projections, "rotate", lambda x, c, s, i: x),
         (model, "combine", lambda w, y: y.mean(axis=0)),
     ],
     ids=["heads-by-remainder", "first-part-only", "no-activation", "no-rope", "equal-weights"],

@@ -17,7 +17,7 @@ from reference.files.checkpoint import Checkpoint
 from reference.numerics import attention
 from reference.numerics.attention import LayerKV, attend, merge, part
 from reference.numerics.dot import by_row, matvec
-from reference.numerics.experts import combine, feed_forward, silu
+from reference.numerics.experts import FeedForward, combine, feed_forward, silu
 from reference.numerics.formats import bf16_to_f32, f16_to_f32, f32_to_bf16, round_kv, widen
 from reference.numerics.model import Model
 from reference.numerics.naive import naive_greedy, naive_logits, remembering, run_chunk
@@ -26,12 +26,13 @@ from reference.numerics.rope import inverse_frequencies, rotate, rotation
 from reference.numerics.router import choose, route
 from reference.vocab.config import (
     ActivationSpec,
+    ExpertStorage,
     ModelConfig,
     MoeSpec,
     NormSpec,
+    PackedSpec,
     RopeSpec,
     RouterSpec,
-    SharedExpertSpec,
 )
 from reference.vocab.errors import RequestFailed, Unsupported
 from reference.vocab.ids import ExpertKey
@@ -155,8 +156,8 @@ def test_a_product_is_right() -> None:
 @given(st.integers(0, 1000), st.integers(1, 6))
 def test_an_expert_does_not_depend_on_the_batch(seed: int, t: int) -> None:
     gate, up, down, x = normal(seed, 12, 20), normal(1, 12, 20), normal(2, 20, 12), normal(3, t, 20)
-    whole = by_row(lambda row: feed_forward(gate, up, down, row), x)
-    back = by_row(lambda row: feed_forward(gate, up, down, row), x[::-1])[::-1]
+    whole = by_row(lambda row: feed_forward(FeedForward(gate, up, down), row), x)
+    back = by_row(lambda row: feed_forward(FeedForward(gate, up, down), row), x[::-1])[::-1]
     assert same_bits(whole, np.ascontiguousarray(back))
     a = x.astype(np.float64) @ gate.T
     exact = (a / (1 + np.exp(-a)) * (x.astype(np.float64) @ up.T)) @ down.T
@@ -566,28 +567,35 @@ def in_router(c: ModelConfig, **changes: Any) -> ModelConfig:
     return in_moe(c, router=replace(ff.router, **changes))
 
 
+def in_storage(c: ModelConfig, **changes: Any) -> ModelConfig:
+    return in_moe(c, storage=ExpertStorage(**changes))
+
+
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("norm.kind 'layer'", lambda c: replace(c, norm=NormSpec("layer"))),
-    ("head_bias True", lambda c: replace(c, head_bias=True)),
-    ("logits_scale 3.0", lambda c: replace(c, logits_scale=3.0)),
-    ("attention.kind 'mla'", lambda c: in_attention(c, kind="mla")),
-    ("sinks True", lambda c: in_attention(c, sinks=True)),
+    ("norm.kind 'batch'", lambda c: replace(c, norm=NormSpec("batch"))),  # type: ignore[arg-type]
+    ("packed 'int4'", lambda c: replace(c, packed=PackedSpec("int4", (1, 32)))),  # type: ignore[arg-type]
+    ("attention.kind 'linear'", lambda c: in_attention(c, kind="linear")),
+    ("head_dim 8", lambda c: in_attention(c, kind="mla", kv_heads=1)),
+    ("qk_norm 'both'", lambda c: in_attention(c, qk_norm="both")),
+    ("qk_norm 'flat'", lambda c: in_attention(c, kind="mla", qk_norm="flat")),
+    ("clip 1.0", lambda c: in_attention(c, kind="mla", clip=1.0)),
     ("window 0", lambda c: in_attention(c, window=0)),
     ("heads % kv_heads 1", lambda c: in_attention(c, kv_heads=3)),
-    ("rope.kind 'yarn'", lambda c: in_rope(c, kind="yarn")),
-    ("rope.kind 'linear'", lambda c: in_rope(c, kind="linear")),
-    ("rope.attention_factor 1.2", lambda c: in_rope(c, attention_factor=1.2)),
+    ("rope.kind 'su'", lambda c: in_rope(c, kind="su")),
     ("rope.dims 7", lambda c: in_rope(c, dims=7)),
     ("rope.dims 64", lambda c: in_rope(c, dims=64)),
-    ("expert_bias True", lambda c: in_moe(c, expert_bias=True)),
-    ("shared SharedExpertSpec", lambda c: in_moe(c, shared=SharedExpertSpec(8))),
-    ("activation.kind", lambda c: in_moe(c, activation=ActivationSpec("clamped_gated"))),
-    ("router.score 'sigmoid'", lambda c: in_router(c, score="sigmoid")),
-    ("router.score 'sparsemixer'", lambda c: in_router(c, score="sparsemixer")),
-    ("router.selection_bias True", lambda c: in_router(c, selection_bias=True)),
-    ("router.groups 2", lambda c: in_router(c, groups=2)),
-    ("router.jitter 0.01", lambda c: in_router(c, jitter=0.01)),
-]
+    ("activation.kind 'gelu'", lambda c: in_moe(c, activation=ActivationSpec("gelu"))),  # type: ignore[arg-type]
+    ("storage.gate_up 'stacked'", lambda c: in_storage(c, gate_up="stacked")),
+    ("storage.packed 'int4'", lambda c: in_storage(c, packed=PackedSpec("int4", (1, 32)))),  # type: ignore[arg-type]
+    ("storage.transposed True",
+     lambda c: in_storage(c, transposed=True, packed=PackedSpec("mxfp4", (1, 32)))),
+    ("router.score 'tanh'", lambda c: in_router(c, score="tanh")),
+    ("router.group_score 'mean'", lambda c: in_router(c, group_score="mean")),
+    ("experts % groups 2", lambda c: in_router(c, groups=3)),
+    ("router.selection_bias True",
+     lambda c: in_router(c, selection_bias=True, score="topk_softmax")),
+    ("router.groups 2", lambda c: in_router(c, groups=2, score="sparsemixer")),
+]  # fmt: skip
 
 
 @pytest.mark.rule("NUM-8")

@@ -98,12 +98,16 @@ Asked = list[tuple[MemoryDevice, Array, list]]
 
 @dataclass
 class RemoteState:
-    """A request on the compute pool: who holds its KV, how long it is, its rows' tiles."""
+    """A request on the compute pool: who holds its KV, how long it is, its rows' tiles.
+
+    prompt   as in a local state, which nothing here follows
+    """
 
     pool: MemoryPool
     request: int
     owners: tuple[int, ...]
     length: int = 0
+    prompt: int = 0
     tiles: dict[int, int] = field(default_factory=dict)
 
     @property

@@ -25,7 +25,7 @@ class PrefillWorker:
 
     def prefill(self, request: int, prompt: Sequence[int]) -> Array:
         """Run the prompt and offer it layer by layer; the logits [V] of its last token."""
-        state = self.states[request] = self.model.start()
+        state = self.states[request] = self.model.start(drop=False)
         logits = run_chunk(self.model, state, prompt, 0, remembering(self.model))
         assert logits is not None
         for i, spec in enumerate(self.model.config.layers):

@@ -10,7 +10,7 @@ from reference.attention_offload.devices import MemoryPool, RemoteKV, RemoteStat
 from reference.control.attention_wire import Opened
 from reference.numerics.formats import Array
 from reference.numerics.model import Hidden, Model, Want
-from reference.vocab.errors import RequestFailed
+from reference.vocab.errors import RequestFailed, Unsupported
 
 
 class OffloadedModel(Model):
@@ -19,7 +19,17 @@ class OffloadedModel(Model):
     pool: MemoryPool
 
     def on(self, pool: MemoryPool) -> OffloadedModel:
-        """Use this pool; returns the model."""
+        """Use this pool; returns the model.
+
+        Raises Unsupported for compressed keys and values, for sinks, which no message carries, and
+        for ropes that follow the prompt.
+        """
+        for i, layer in enumerate(self.config.layers):
+            a = layer.attention
+            if a.kind != "gqa" or a.sinks or (a.rope is not None and a.rope.by_prompt):
+                what = f"{a.kind} attention with {'sinks' if a.sinks else 'such a rope'}"
+                known = "grouped attention without sinks, with a rope of the position alone"
+                raise Unsupported(f"layer {i}", what, known)
         self.pool = pool
         return self
 
@@ -43,7 +53,9 @@ class OffloadedModel(Model):
                 self.pool.tiles += 1
         return super()._from_layer(first, state, residual, position, logits)  # type: ignore[arg-type]
 
-    def _attention(self, i: int, kv: RemoteKV, row: Array, position: int) -> Array:  # type: ignore[override]
+    def _attention(  # type: ignore[override]
+        self, i: int, kv: RemoteKV, row: Array, position: int, prompt: int
+    ) -> Array:
         x = self.attention_input(i, row)
         asked = kv.ask(self.query(i, x, position), position)
         answers = kv.tell(asked, *self.key_value(i, x, position), position)

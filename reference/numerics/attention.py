@@ -19,6 +19,9 @@ class LayerKV:
     """One request's keys and values of one layer, in blocks that are made when first needed.
 
     keys[b] [G, B, D] and values[b] [G, B, Dv] hold positions b*B .. b*B + B - 1.
+    latent   not 0: there are no values; they are the first `latent` entries of the keys (ATTN-8)
+    window   as in the description: blocks that no later position can see are dropped (ATTN-9),
+             and then are empty
     """
 
     kv_heads: int
@@ -26,8 +29,11 @@ class LayerKV:
     v_head_dim: int
     block: int
     dtype: type[np.floating]
+    latent: int = 0
+    window: int | None = None
     keys: list[Array] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
+    dropped: int = 0
 
     def write(self, position: int, k: Array, v: Array) -> None:
         """Store k [G, D] and v [G, Dv], already rounded to the KV dtype, at a position (ATTN-1)."""
@@ -39,6 +45,24 @@ class LayerKV:
             self.values.append(np.full((*shape, self.v_head_dim), np.nan, self.dtype))
         self.keys[b][:, offset] = k
         self.values[b][:, offset] = v
+        self._drop(position)
+
+    def _drop(self, position: int) -> None:
+        """ATTN-9: this and every later position see nothing before position - window + 1."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        while self.dropped < first // self.block:
+            self.keys[self.dropped] = self.keys[self.dropped][:, :0].copy()
+            self.values[self.dropped] = self.values[self.dropped][:, :0].copy()
+            self.dropped += 1
+
+    def value(self, b: int) -> Array:
+        """The values of block b: [G, B, Dv], or [G, B, latent]."""
+        return self.keys[b][:, :, : self.latent] if self.latent else self.values[b]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are held."""
+        return sum(a.nbytes for a in (*self.keys, *self.values))
 
 
 @dataclass
@@ -80,27 +104,44 @@ def head_past(
         lo = max(first - b * kv.block, 0)
         hi = min(position - b * kv.block, kv.block)
         if lo < hi:
-            k, v = kv.keys[b][group, lo:hi], kv.values[b][group, lo:hi]
+            k, v = kv.keys[b][group, lo:hi], kv.value(b)[group, lo:hi]
             done = merge(done, part(q, k, v, scale))
     return done
 
 
 def head_own(
-    done: Partial | None, q: Array, kv: LayerKV, group: int, position: int, scale: np.floating
+    done: Partial | None,
+    q: Array,
+    kv: LayerKV,
+    group: int,
+    position: int,
+    scale: np.floating,
+    sinks: Array | None = None,
 ) -> Array:
-    """Merge the row's own position, which has been written (ATTN-1), and divide: [R, Dv]."""
+    """Merge the row's own position, which has been written (ATTN-1), and divide: [R, Dv].
+
+    sinks [R] come after it (ATTN-7).
+    """
     b, offset = divmod(position, kv.block)
     own = slice(offset, offset + 1)
-    done = merge(done, part(q, kv.keys[b][group, own], kv.values[b][group, own], scale))
+    done = merge(done, part(q, kv.keys[b][group, own], kv.value(b)[group, own], scale))
+    if sinks is not None:
+        done = merge(done, Partial(sinks, np.ones_like(sinks), np.zeros_like(done.acc)))
     return done.acc / done.total[:, None]
 
 
 def head_attention(
-    q: Array, kv: LayerKV, group: int, position: int, window: int | None, scale: np.floating
+    q: Array,
+    kv: LayerKV,
+    group: int,
+    position: int,
+    window: int | None,
+    scale: np.floating,
+    sinks: Array | None = None,
 ) -> Array:
     """One KV head, past and own position: [R, Dv]."""
     done = head_past(q, kv, group, position, window, scale)
-    return head_own(done, q, kv, group, position, scale)
+    return head_own(done, q, kv, group, position, scale, sinks)
 
 
 def attend_past(
@@ -126,11 +167,20 @@ def finish_with_own(
     return np.concatenate(out)
 
 
-def attend(q: Array, kv: LayerKV, position: int, window: int | None, scale: float) -> Array:
-    """q [N, D] at `position` -> [N, Dv], one KV head after another."""
+def attend(
+    q: Array,
+    kv: LayerKV,
+    position: int,
+    window: int | None,
+    scale: float,
+    sinks: Array | None = None,
+) -> Array:
+    """q [N, D] at `position` -> [N, Dv], one KV head after another; sinks [N] or none."""
     factor = q.dtype.type(scale)
     out = [
-        head_attention(q[rows], kv, g, position, window, factor)
+        head_attention(
+            q[rows], kv, g, position, window, factor, None if sinks is None else sinks[rows]
+        )
         for g, rows in enumerate(_heads_of(q, kv))
     ]
     return np.concatenate(out)

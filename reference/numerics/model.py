@@ -9,7 +9,7 @@ own request only through the KV blocks, which are cut at absolute positions. So 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,14 @@ import numpy as np
 
 from reference.numerics.attention import LayerKV, attend
 from reference.numerics.dot import by_row, matvec
-from reference.numerics.experts import combine, feed_forward
-from reference.numerics.formats import Array, KvDtype, round_kv, widen
-from reference.numerics.norms import rms_norm
-from reference.numerics.rope import inverse_frequencies, rotate, rotation
-from reference.numerics.router import route
+from reference.numerics.experts import FeedForward, combine, feed_forward, unpack_expert
+from reference.numerics.formats import Array, KvDtype, round_kv
+from reference.numerics.norms import norm
+from reference.numerics.projections import projections
+from reference.numerics.router import route, sigmoid
 from reference.numerics.support import check_supported
-from reference.vocab.config import AttentionSpec, DenseSpec, MoeSpec
+from reference.numerics.weights import dense, of_layer, resident
+from reference.vocab.config import AttentionSpec, MoeSpec
 from reference.vocab.ids import ExpertKey
 
 Want = Literal["all", "last", "none"]
@@ -32,15 +33,19 @@ Reads = dict[ExpertKey, tuple[Array, ...]]
 
 @dataclass
 class State:
-    """A request's memory between chunks: its KV and nothing else. Drop it to forget the request."""
+    """A request's memory between chunks: its KV and nothing else. Drop it to forget the request.
+
+    prompt   tokens of the request's prompt; only ropes that follow it ask (NUM-13)
+    """
 
     layers: list[LayerKV]
     length: int = 0
+    prompt: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks made so far."""
-        return sum(a.nbytes for kv in self.layers for a in (*kv.keys, *kv.values))
+        """Bytes of the blocks that are held."""
+        return sum(kv.nbytes for kv in self.layers)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Model:
     """One checkpoint, its non-expert weights widened and held.
 
     ckpt      a `reference.files.checkpoint.Checkpoint`, or anything with its config, tensor,
-              expert, expert_roles and read
+              expert, expert_roles and read (with packed weights: has)
     dtype     np.float32, or np.float64 for the oracle
     kv_block  positions a KV block: part of the definition of a sum (ATTN-2)
     kv_dtype  what K and V are rounded to when written (ATTN-1)
@@ -88,28 +93,14 @@ class Model:
         self.dtype = dtype
         self.kv_block = kv_block
         self.kv_dtype: KvDtype = kv_dtype
-        roles = ["embed", "final_norm"] + ([] if self.config.tied else ["lm_head"])
-        for i in range(len(self.config.layers)):
-            roles += [f"layers.{i}.{name}" for name in self._layer_roles(i)]
-        self.weights = {role: self._read(role) for role in roles}
+        self.weights = resident(ckpt, dtype)
         # A tied head is the embedding itself, not a copy.
         self.head = self.weights["embed" if self.config.tied else "lm_head"]
-        ropes = {s.attention.rope for s in self.config.layers if s.attention.rope is not None}
-        self._frequencies = {spec: inverse_frequencies(spec) for spec in ropes}
-
-    def _layer_roles(self, i: int) -> list[str]:
-        spec = self.config.layers[i]
-        names = ["attn_norm", "q", "k", "v", "o", "mlp_norm"]
-        names += ["q_bias", "k_bias", "v_bias"] if spec.attention.qkv_bias else []
-        names += ["o_bias"] if spec.attention.o_bias else []
-        names += ["q_norm", "k_norm"] if spec.attention.qk_norm != "none" else []
-        if isinstance(spec.feed_forward, MoeSpec):
-            return names + ["router"] + (["router_bias"] if spec.feed_forward.router.bias else [])
-        biases = ["gate_bias", "up_bias", "down_bias"] if spec.feed_forward.bias else []
-        return names + ["gate", "up", "down"] + biases
-
-    def _read(self, role: str) -> Array:
-        return widen(self.ckpt.read(self.ckpt.tensor(role)), self.dtype)
+        self._layers = [of_layer(self.weights, i) for i in range(len(self.config.layers))]
+        self._attention_of = [
+            projections(s.attention, w, self.config.norm.eps)
+            for s, w in zip(self.config.layers, self._layers, strict=True)
+        ]
 
     # -- experts ------------------------------------------------------------------------------
 
@@ -117,30 +108,41 @@ class Model:
         """An expert's raw tensors straight from the checkpoint, in the order of a slot."""
         return tuple(self.ckpt.read(ref) for ref in self.ckpt.expert(key.layer, key.expert))
 
-    def widen(self, tensors: Sequence[Array]) -> tuple[Array, ...]:
-        """Raw tensors -> this model's dtype; what is wide already is not copied (NUM-1)."""
-        return tuple(widen(t, self.dtype) for t in tensors)
+    def widen(self, tensors: Sequence[Array]) -> FeedForward:
+        """Raw tensors of a routed expert -> this model's dtype (NUM-1, NUM-18, NUM-19).
 
-    def expert(self, layer: int, tensors: Sequence[Array], x: Array) -> Array:
+        What is wide already is not copied. What this gives is as large as unpacked weights are; the
+        slot keeps the raw tensors (NUM-20).
+        """
+        moe = self.config.layers[self.config.moe_layers[0]].feed_forward
+        assert isinstance(moe, MoeSpec)
+        return unpack_expert(moe.storage, self.ckpt.expert_roles, tensors, self.dtype)
+
+    def expert(self, layer: int, tensors: Sequence[Array] | FeedForward, x: Array) -> Array:
         """One routed expert on one row x [H] -> [H]; tensors as `ckpt.expert_roles` orders them.
 
         They may be raw or widened; widening once for many rows is the caller's saving.
         """
-        assert isinstance(self.config.layers[layer].feed_forward, MoeSpec)
-        w = dict(zip(self.ckpt.expert_roles, self.widen(tensors), strict=True))
-        return feed_forward(w["gate"], w["up"], w["down"], x)
+        moe = self.config.layers[layer].feed_forward
+        assert isinstance(moe, MoeSpec)
+        w = tensors if isinstance(tensors, FeedForward) else self.widen(tensors)
+        return feed_forward(w, x, moe.activation)
 
     # -- stages -------------------------------------------------------------------------------
 
-    def start(self) -> State:
-        """A new request's empty state."""
-        specs = (s.attention for s in self.config.layers)
-        return State(
-            [
-                LayerKV(a.kv_heads, a.head_dim, a.v_head_dim, self.kv_block, self.dtype)
-                for a in specs
-            ]
-        )
+    def start(self, prompt: int = 0, drop: bool = True) -> State:
+        """A new request's empty state.
+
+        prompt   the length of its prompt, which ropes of some kinds follow (NUM-13)
+        drop     whether blocks out of every later window go (ATTN-9); else all are kept
+        """
+        return State([self._kv(s.attention, drop) for s in self.config.layers], 0, prompt)
+
+    def _kv(self, a: AttentionSpec, drop: bool) -> LayerKV:
+        latent = a.kv_rank if a.kind == "mla" else 0
+        window = a.window if drop else None
+        widths = a.cache_heads, a.cache_key_dim, a.cache_value_dim
+        return LayerKV(*widths, self.kv_block, self.dtype, latent, window)
 
     def enter(
         self, state: State, tokens: Sequence[int], position: int, logits: Want = "all"
@@ -162,108 +164,103 @@ class Model:
         """Combine the experts' outputs [T, K, H] of h and run to the next router or the head."""
         assert h.layer is not None and outputs.shape[:2] == h.topk.shape
         mixed = np.stack([combine(w, y) for w, y in zip(h.weights, outputs, strict=True)])
+        mixed = self._with_shared(h.layer, mixed, h.x)
         residual = h.residual + self._scaled(mixed, self.config.residual_scale)
         return self._from_layer(h.layer + 1, state, residual, h.position, logits)
 
     def _from_layer(
         self, first: int, state: State, residual: Array, position: int, logits: Want
     ) -> Hidden:
-        eps, branch = self.config.norm.eps, self.config.residual_scale
+        branch = self.config.residual_scale
         for i in range(first, len(self.config.layers)):
-            residual = np.stack(
-                [
-                    row
-                    + self._scaled(self._attention(i, state.layers[i], row, position + t), branch)
-                    for t, row in enumerate(residual)
-                ]
-            )
-            norm = self.weights[f"layers.{i}.mlp_norm"]
-            x = by_row(lambda row, norm=norm: rms_norm(row, norm, eps), residual)
+            kv = state.layers[i]
+            rows = [
+                row + self._scaled(self._attention(i, kv, row, position + t, state.prompt), branch)
+                for t, row in enumerate(residual)
+            ]
+            residual = np.stack(rows)
+            x = by_row(lambda row, i=i: self._normed(f"layers.{i}.mlp_norm", row), residual)
             ff = self.config.layers[i].feed_forward
             if isinstance(ff, MoeSpec):
                 return self._routed(i, ff, position, residual, x)
-            residual = residual + self._scaled(by_row(self._dense(i, ff), x), branch)
+            w = dense(self._layers[i], ff)
+            out = by_row(lambda row, w=w, ff=ff: feed_forward(w, row, ff.activation), x)
+            residual = residual + self._scaled(out, branch)
         return self._finished(position, residual, logits)
+
+    def _normed(self, role: str, row: Array) -> Array:
+        bias = self.weights.get(role + "_bias")
+        return norm(self.config.norm, row, self.weights[role], bias)
 
     def _scaled(self, x: Array, factor: float) -> Array:
         """NUM-11: a factor of 1 is no operation at all."""
         return x if factor == 1.0 else x * self.dtype(factor)
 
-    def _dense(self, i: int, ff: DenseSpec) -> Callable[[Array], Array]:
-        """The feed-forward of a dense layer, as a function of one row."""
-        w = [self.weights[f"layers.{i}.{n}"] for n in ("gate", "up", "down")]
-        names = ("gate_bias", "up_bias", "down_bias") if ff.bias else ()
-        biases = [self.weights[f"layers.{i}.{n}"] for n in names]
-        return lambda row: feed_forward(*w, row, *biases)
+    def _with_shared(self, i: int, mixed: Array, x: Array) -> Array:
+        """NUM-17: what the routed experts gave [T, H], and the shared one on x [T, H], gated."""
+        spec = self.config.layers[i].feed_forward
+        assert isinstance(spec, MoeSpec)
+        if spec.shared is None:
+            return mixed
+        w = dense(self._layers[i], spec.shared, "shared_")
+        out = by_row(lambda row: feed_forward(w, row, spec.activation), x)
+        if spec.shared.gated:
+            gate = self._layers[i]["shared_router"]
+            out = out * by_row(lambda row: sigmoid(matvec(gate, row)), x)
+        return mixed + out
 
     def _routed(self, i: int, ff: MoeSpec, position: int, residual: Array, x: Array) -> Hidden:
-        experts, weights = zip(
-            *(
-                route(self._project(i, "router", row, ff.router.bias), ff.router, ff.top_k, i)
-                for row in x
-            ),
-            strict=True,
-        )
+        w = self._layers[i]
+        bias = w.get("selection_bias")
+
+        def one(row: Array) -> tuple[Array, Array]:
+            logits = matvec(w["router"], row)
+            logits = logits + w["router_bias"] if ff.router.bias else logits
+            return route(logits, ff.router, ff.top_k, i, bias)
+
+        experts, weights = zip(*map(one, x), strict=True)
         return Hidden(position, i, residual, x, np.stack(experts), np.stack(weights), None)
 
     def _finished(self, position: int, residual: Array, want: Want) -> Hidden:
         rows = {"all": residual, "last": residual[-1:], "none": residual[:0]}[want]
-        norm, eps = self.weights["final_norm"], self.config.norm.eps
-        logits = None
-        if len(rows):
-            logits = by_row(lambda row: matvec(self.head, rms_norm(row, norm, eps)), rows)
+        logits = by_row(self._head, rows) if len(rows) else None
         t = len(residual)
         none = np.empty((t, 0), self.dtype)
         return Hidden(position, None, residual, none, none.astype(np.int32), none, logits)
 
+    def _head(self, row: Array) -> Array:
+        """The logits [V] of one row (NUM-16)."""
+        logits = matvec(self.head, self._normed("final_norm", row))
+        if self.config.head_bias:
+            logits = logits + self.weights["lm_head_bias"]
+        scale = self.config.logits_scale
+        return logits if scale == 1.0 else logits / self.dtype(scale)
+
     # -- attention ----------------------------------------------------------------------------
 
-    def _attention(self, i: int, kv: LayerKV, row: Array, position: int) -> Array:
+    def _attention(self, i: int, kv: LayerKV, row: Array, position: int, prompt: int) -> Array:
         """One row's residual [H] -> what attention adds to it [H]; writes its K and V first."""
         spec: AttentionSpec = self.config.layers[i].attention
         x = self.attention_input(i, row)
-        q = self.query(i, x, position)
+        q = self.query(i, x, position, prompt)
         # ATTN-1: written, rounded, before anything reads them, this row included.
-        kv.write(position, *self.key_value(i, x, position))
-        return self.attention_output(i, attend(q, kv, position, spec.window, spec.scale))
+        kv.write(position, *self.key_value(i, x, position, prompt))
+        sinks = self._attention_of[i].sinks
+        return self.attention_output(i, attend(q, kv, position, spec.window, spec.scale, sinks))
 
     def attention_input(self, i: int, row: Array) -> Array:
         """What layer i's projections read, from the residual [H] of one row."""
-        return rms_norm(row, self.weights[f"layers.{i}.attn_norm"], self.config.norm.eps)
+        return self._normed(f"layers.{i}.attn_norm", row)
 
-    def query(self, i: int, x: Array, position: int) -> Array:
-        """q [N, D] of one row, rotated."""
-        spec = self.config.layers[i].attention
-        return self._rotated(spec, self._heads(i, "q", x, spec, spec.heads), position)
+    def query(self, i: int, x: Array, position: int, prompt: int = 0) -> Array:
+        """q [N, cached key width] of one row, rotated."""
+        return self._attention_of[i].query(x, position, prompt)
 
-    def key_value(self, i: int, x: Array, position: int) -> tuple[Array, Array]:
-        """k [G, D], rotated, and v [G, Dv] of one row, both rounded to the KV dtype."""
-        spec = self.config.layers[i].attention
-        k = self._rotated(spec, self._heads(i, "k", x, spec, spec.kv_heads), position)
-        v = self._heads(i, "v", x, spec, spec.kv_heads)
+    def key_value(self, i: int, x: Array, position: int, prompt: int = 0) -> tuple[Array, Array]:
+        """What is cached of one row, [G, D], rotated, and [G, Dv], rounded to the KV dtype."""
+        k, v = self._attention_of[i].key_value(x, position, prompt)
         return round_kv(k, self.kv_dtype), round_kv(v, self.kv_dtype)
 
     def attention_output(self, i: int, out: Array) -> Array:
         """What attention adds to the residual [H], from its heads' values [N, Dv]."""
-        return self._project(i, "o", out.reshape(-1), self.config.layers[i].attention.o_bias)
-
-    def _rotated(self, spec: AttentionSpec, heads: Array, position: int) -> Array:
-        if spec.rope is None:
-            return heads
-        cos, sin = rotation(self._frequencies[spec.rope], position, self.dtype)
-        return rotate(heads, cos, sin, spec.rope.interleaved)
-
-    def _heads(self, i: int, name: str, x: Array, spec: AttentionSpec, heads: int) -> Array:
-        """q, k or v of one row, before rope: [heads, width]. ATTN-6: project, norm, clamp."""
-        y = self._project(i, name, x, spec.qkv_bias)
-        normed = spec.qk_norm != "none" and name != "v"
-        if normed and spec.qk_norm == "flat":
-            y = rms_norm(y, self.weights[f"layers.{i}.{name}_norm"], self.config.norm.eps)
-        y = y.reshape(heads, -1)
-        if normed and spec.qk_norm == "head":
-            y = rms_norm(y, self.weights[f"layers.{i}.{name}_norm"], self.config.norm.eps)
-        return y if spec.clip is None else np.clip(y, -spec.clip, spec.clip)
-
-    def _project(self, i: int, name: str, x: Array, bias: bool) -> Array:
-        y = matvec(self.weights[f"layers.{i}.{name}"], x)
-        return y + self.weights[f"layers.{i}.{name}_bias"] if bias else y
+        return self._attention_of[i].output(out)

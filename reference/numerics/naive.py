@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from reference.numerics.experts import FeedForward
 from reference.numerics.formats import Array
 from reference.numerics.model import Model, State, Want
 from reference.vocab.ids import ExpertKey
 
-Experts = Callable[[ExpertKey], tuple[Array, ...]]
+Experts = Callable[[ExpertKey], tuple[Array, ...] | FeedForward]
 
 
 def run_chunk(
@@ -39,9 +40,9 @@ def run_chunk(
 
 def remembering(model: Model) -> Experts:
     """Like `model.read_expert`, widened and kept for ever: for models that fit."""
-    kept: dict[ExpertKey, tuple[Array, ...]] = {}
+    kept: dict[ExpertKey, FeedForward] = {}
 
-    def read(key: ExpertKey) -> tuple[Array, ...]:
+    def read(key: ExpertKey) -> FeedForward:
         if key not in kept:
             kept[key] = model.widen(model.read_expert(key))
         return kept[key]
@@ -54,7 +55,7 @@ def naive_logits(
 ) -> Array:
     """Teacher-forced logits [T, V] of a whole text, as one chunk."""
     model = Model(ckpt, dtype, kv_block)
-    logits = run_chunk(model, model.start(), tokens, 0, remembering(model))
+    logits = run_chunk(model, model.start(len(tokens)), tokens, 0, remembering(model))
     assert logits is not None
     return logits
 
@@ -68,7 +69,7 @@ def naive_greedy(
 ) -> list[int]:
     """`new_tokens` greedy continuations of a prompt; ties to the lower id, no stop token."""
     model = Model(ckpt, dtype, kv_block)
-    state, experts = model.start(), remembering(model)
+    state, experts = model.start(len(tokens)), remembering(model)
     out: list[int] = []
     fed = list(tokens)
     while len(out) < new_tokens:
