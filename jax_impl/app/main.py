@@ -12,6 +12,7 @@ from reference.vocab.errors import CoveyError
 
 COMMANDS: dict[str, str] = {
     "run": "generate for a file of requests under a memory budget",
+    "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",
     "verify": "prove on this model that results do not depend on how they were scheduled",
     "check": "judge an event log by the properties S1 to S11 and L3",

@@ -69,8 +69,11 @@ class Text:
         if not ids:
             return plain
         extra = len(ids) > len(plain)
-        bos = self._role("bos_token", ids[0] if extra and ids[0] in self._special else None)
-        eos = self._role("eos_token", ids[-1] if extra and ids[-1] in self._special else None)
+        bos, eos = self.id_of("bos_token"), self.id_of("eos_token")
+        if bos is None and extra and ids[0] in self._special:
+            bos = ids[0]
+        if eos is None and extra and ids[-1] in self._special:
+            eos = ids[-1]
         if bos is not None:
             has, added = plain[:1] == (bos,), _leading(ids, bos) - _leading(plain, bos)
             ids = _wanted(ids, bos, has, added, self.config.add_bos)
@@ -105,11 +108,12 @@ class Text:
             return "silent"
         return "text"
 
-    def _role(self, role: str, otherwise: int | None) -> int | None:
-        """The id of a special token by its role; `otherwise` where the files do not name it."""
+    def id_of(self, role: str) -> int | None:
+        """The id of a special token by its role ("eos_token"), None where nothing names it."""
         token = self.config.special.get(role)
-        found = None if token is None else self._tokenizer.token_to_id(token)
-        return otherwise if found is None else found
+        if token is None or self._tokenizer is None:
+            return None
+        return self._tokenizer.token_to_id(token)
 
 
 def _leading(ids: Sequence[int], token: int) -> int:
