@@ -53,7 +53,7 @@ class Computer:
         try:
             while (plan := self._plans.get()) is not None:
                 outcome = execute(plan, self._model, self._eos)
-                outcome.ended = self._clock()
+                outcome.ended, outcome.told = self._clock(), self._model.told()
                 self._post(outcome)
         except BaseException as error:
             self._post(Broken(error))

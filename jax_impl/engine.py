@@ -43,6 +43,7 @@ from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import LogWriter, head_of
 from reference.files.requests import Request, check_ids
 from reference.handle import RequestHandle
+from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, CoveyError, Unsupported
 from reference.vocab.events import Cancelled, Drain
 from reference.vocab.options import ControlOptions
@@ -61,13 +62,14 @@ class JaxEngine:
         sizes: Sizes,
         loop: Loop,
         log: LogWriter,
+        model: JaxModel,
     ) -> None:
         self.options = options
         self.control = control
         self.sizes = sizes
         self.config = ckpt.config
         self.notes = ckpt.notes
-        self._ckpt, self._loop, self._log = ckpt, loop, log
+        self._ckpt, self._loop, self._log, self._model = ckpt, loop, log, model
         self._closed = False
 
     @classmethod
@@ -83,7 +85,7 @@ class JaxEngine:
         scheduler = Scheduler(control)
         compile_cache.use(told.compile_cache)
         told.progress(f"reading {show_size(ckpt.non_expert_bytes)} of resident weights")
-        model = JaxModel(
+        model = told.model(
             ckpt,
             rows=bank_rows(told),
             kv_blocks=kv_tokens // told.kv_block,
@@ -150,7 +152,7 @@ class JaxEngine:
             f"{show_size(sizes.total)} held in all; reads are {loop.transfers.io}"
         )
         loop.begin()
-        return cls(ckpt, told, control, sizes, loop, log)
+        return cls(ckpt, told, control, sizes, loop, log, model)
 
     # -- requests
 
@@ -174,7 +176,7 @@ class JaxEngine:
         """Like `submit`, for requests that arrive at the same moment."""
         checked = list(requests)
         for request in checked:
-            self._check(request)
+            check_request(self.config, request)
         now = monotonic()
 
         def make(first: int) -> list[RequestHandle]:
@@ -188,27 +190,6 @@ class JaxEngine:
             failure = self._loop.failure
             raise CoveyError(f"the engine failed: {failure}" if failure else "the engine is closed")
         return handles
-
-    def _check(self, request: Request) -> None:
-        """ENGINE-8: what can be refused is refused before it is queued."""
-        where = f"request '{request.id}'"
-        if isinstance(request.prompt, str):
-            raise BadInput(f"{where}: the prompt is text; an engine takes token ids")
-        if not request.prompt:
-            raise BadInput(f"{where}: the prompt is empty")
-        if request.max_new_tokens is None or request.max_new_tokens < 0:
-            raise BadInput(f"{where}: max_new_tokens is {request.max_new_tokens}; 0 or more needed")
-        if not isinstance(request.prompt, tuple) or any(type(t) is not int for t in request.prompt):
-            raise BadInput(f"{where}: the prompt is not a tuple of integers")
-        check_ids(request, self.config.vocab)
-        if any(isinstance(stop, str) for stop in request.stop):
-            raise Unsupported(where, "stop text", "stop token ids")
-        size = len(request.prompt) + request.max_new_tokens
-        if size > self.config.max_position:
-            raise BadInput(
-                f"{where}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new "
-                f"ones; the model takes {self.config.max_position} together"
-            )
 
     def _cancel(self, number: int) -> None:
         self._loop.post(Cancelled(number))
@@ -258,6 +239,7 @@ class JaxEngine:
         if not self._closed:
             self._closed = True
             self._loop.end(timeout_s)
+            self._model.end()
             self._ckpt.close()
 
     def __enter__(self) -> JaxEngine:
@@ -270,6 +252,28 @@ class JaxEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_request(config: ModelConfig, request: Request) -> None:
+    """ENGINE-8: what can be refused is refused before it is queued."""
+    where = f"request '{request.id}'"
+    if isinstance(request.prompt, str):
+        raise BadInput(f"{where}: the prompt is text; an engine takes token ids")
+    if not request.prompt:
+        raise BadInput(f"{where}: the prompt is empty")
+    if request.max_new_tokens is None or request.max_new_tokens < 0:
+        raise BadInput(f"{where}: max_new_tokens is {request.max_new_tokens}; 0 or more needed")
+    if not isinstance(request.prompt, tuple) or any(type(t) is not int for t in request.prompt):
+        raise BadInput(f"{where}: the prompt is not a tuple of integers")
+    check_ids(request, config.vocab)
+    if any(isinstance(stop, str) for stop in request.stop):
+        raise Unsupported(where, "stop text", "stop token ids")
+    size = len(request.prompt) + request.max_new_tokens
+    if size > config.max_position:
+        raise BadInput(
+            f"{where}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new "
+            f"ones; the model takes {config.max_position} together"
+        )
 
 
 def describe(ckpt: Checkpoint) -> dict[str, Any]:

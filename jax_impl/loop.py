@@ -214,9 +214,9 @@ class Loop:
         assert plan is not None and plan.step == outcome.step
         self.totals.step_ended(outcome.ended or self._clock(), plan.visits)
         if outcome.error:
-            self._tell(ev.Failed(outcome.step, outcome.error, outcome.failed))
+            self._tell(ev.Failed(outcome.step, outcome.error, outcome.failed), **outcome.told)
         else:
-            self._tell(ev.Computed(outcome.step))
+            self._tell(ev.Computed(outcome.step), **outcome.told)
         for member in plan.members:
             running = member.running
             running.topk = outcome.routed.get(running.number)

@@ -262,6 +262,13 @@ class JaxModel:
         """Block until everything dispatched so far is done (nothing reads a slot any more)."""
         jax.block_until_ready((self._bank, self._out, self._keys, self._values))
 
+    def told(self) -> dict[str, Any]:
+        """What the model has to say in the log with the step that has ended: nothing here."""
+        return {}
+
+    def end(self) -> None:
+        """Stop what the model runs of its own: nothing here."""
+
     def _stage(
         self,
         start: int,

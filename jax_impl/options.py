@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_impl.kv import KV_DTYPES, KvDtype, kv_bytes, kv_kinds
-from jax_impl.model import Compute
+from jax_impl.model import Compute, JaxModel
 from jax_impl.readers import Reader
 from jax_impl.spans import Io
 from reference.files.budget import (
@@ -62,6 +62,7 @@ class EngineOptions:
     progress      called with one line at a time while the engine is opened
     compile_cache directory for compiled code, "auto" for the user's cache, None for none
     reader        where bytes come from (tests, throttling); rate: its bytes/s, if it has one
+    model         what makes the model; JaxModel, or one whose attention is elsewhere
     """
 
     memory: str | int = "auto"
@@ -95,6 +96,7 @@ class EngineOptions:
     compile_cache: str | Path | None = "auto"
     reader: Reader | None = None
     rate: float | None = None
+    model: Callable[..., JaxModel] = JaxModel
 
     def __post_init__(self) -> None:
         for name, allowed in (

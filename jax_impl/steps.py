@@ -7,6 +7,7 @@ the compute thread, which owns the model. Only plain data passes between them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Outcome:
     routed: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: dict[int, Choice] = field(default_factory=dict)
     ended: float = 0.0
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 class WrongExpert(AssertionError):

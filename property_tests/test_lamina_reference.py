@@ -41,7 +41,7 @@ from reference.files.checkpoint import Checkpoint
 from reference.numerics.model import Model
 from reference.numerics.naive import naive_greedy, remembering, run_chunk
 from reference.vocab.config import AttentionSpec
-from reference.vocab.errors import BadInput, IllegalEvent, Unsupported
+from reference.vocab.errors import BadInput, IllegalEvent
 
 HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1)}
 
@@ -162,8 +162,9 @@ def test_the_formula_and_the_papers_special_case() -> None:
     assert WireBytes([spec(8, 2, 8, 4)], 1, "bf16").attention(1) == 4 * 64 + 2 * 2 * 12 + 4 * 32
     # Llama-3 70B, as tabulated from the paper: 36,864 bytes a token and layer.
     assert WireBytes([spec(64, 8, 128, 128)], 8192, "bf16", 2, 2).attention(1) == 36864
-    with pytest.raises(Unsupported, match="mla"):
-        WireBytes([AttentionSpec("mla", 1, 1, 1, 1, None, 1.0)], 1)
+    # MLA, absorbed: queries as wide as the cached row, values the compressed part of it.
+    mla = AttentionSpec("mla", 8, 8, 24, 16, None, 1.0, kv_rank=32, rope_dim=8, nope_dim=16)
+    assert WireBytes([mla], 1, "bf16").attention(1) == 4 * 8 * 40 + 2 * 40 + 4 * 8 * 32
 
 
 def talk(*words: str) -> None:

@@ -25,6 +25,7 @@ from jax_impl.model import JaxModel
 from jax_impl.programs import Progress, compiled
 from jax_impl.stages import Pending
 from reference.control.attention_partition import head_share
+from reference.control.attention_wire import plain_of
 from reference.vocab.config import RopeSpec
 from reference.vocab.errors import RequestFailed
 
@@ -250,6 +251,11 @@ class PooledModel(Replica):
 
     def wait(self) -> None:
         jax.block_until_ready((self._bank, self._out))
+
+    def told(self) -> dict[str, Any]:
+        """The messages of the step, where they are recorded: the protocol in the engine's log."""
+        messages = self.wire.taken()
+        return {"wire": [plain_of(m) for m in messages]} if messages else {}
 
     def end(self) -> None:
         """Stop the memory pool's threads."""

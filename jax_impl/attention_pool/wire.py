@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from reference.control.attention_wire import Kind, Opened, Sent, WireEvent
+from reference.control.attention_wire import Kind, Opened, Protocol, Sent, WireEvent
 
 
 class Wire:
-    """Bytes by kind and by device; `record` is told every message in the order of sending.
+    """Bytes by kind and by device. With `keep` every message is kept, in the order of sending,
+    until `taken`; `protocol` judges each as it is sent (LAMINA-1).
 
     Called from the dispatch threads of both pools.
     """
 
-    def __init__(self, record: Callable[[WireEvent], None] | None = None) -> None:
-        self.record = record
+    def __init__(self, keep: bool = False, protocol: Protocol | None = None) -> None:
+        self._keep, self._protocol = keep, protocol
+        self._kept: list[WireEvent] = []
         self.by_kind: Counter[str] = Counter()
         self.by_device: Counter[int] = Counter()
         self.rows: Counter[str] = Counter()
@@ -33,8 +35,7 @@ class Wire:
         """A new tile that attends at layers [first, end) on these memory devices: its number."""
         with self._lock:
             tile, self._tiles = self._tiles, self._tiles + 1
-            if self.record:
-                self.record(Opened(tile, tuple(devices), first, end))
+            self._note(Opened(tile, tuple(devices), first, end))
             return tile
 
     def send(
@@ -48,8 +49,19 @@ class Wire:
             self.rows[kind] += rows
             if kind != "context":
                 self.by_device[device] += size
-            if self.record:
-                self.record(Sent(kind, tile, layer, device, rows, size))
+            self._note(Sent(kind, tile, layer, device, rows, size))
+
+    def _note(self, event: WireEvent) -> None:
+        if self._protocol is not None:
+            self._protocol.take(event)
+        if self._keep:
+            self._kept.append(event)
+
+    def taken(self) -> list[WireEvent]:
+        """What was kept, and forget it."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+            return kept
 
     @property
     def attention(self) -> int:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from reference.vocab.config import AttentionSpec
-from reference.vocab.errors import IllegalEvent, Unsupported
+from reference.vocab.errors import IllegalEvent
 
 Kind = Literal["q", "kv", "a", "context", "pull"]
 KINDS: tuple[Kind, ...] = ("q", "kv", "a", "context", "pull")
@@ -75,16 +75,17 @@ class WireBytes:
         e_context: int = 4,
     ) -> None:
         self.layers: list[LayerBytes] = []
-        for i, a in enumerate(layers):
-            if a.kind != "gqa":
-                raise Unsupported(f"layer {i}", f"attention {a.kind} on the wire", "gqa")
-            cached = WIDTHS[kv_dtype] * a.kv_heads * (a.head_dim + a.v_head_dim)
+        for a in layers:
+            # MLA in its absorbed form: what is cached is one head, of which a value is a part.
+            value = a.cache_value_dim or a.kv_rank
             self.layers.append(
                 LayerBytes(
-                    e_q * a.heads * a.head_dim, cached, e_a * a.heads * a.v_head_dim,
+                    e_q * a.heads * a.cache_key_dim,
+                    WIDTHS[kv_dtype] * a.cache_heads * (a.cache_key_dim + a.cache_value_dim),
+                    e_a * a.heads * value,
                     e_context * hidden,
                 )
-            )  # fmt: skip
+            )
 
     def attention(self, rows: int) -> int:
         """Bytes of one turn through all layers for so many token rows."""
@@ -113,6 +114,25 @@ class Opened:
 
 
 WireEvent = Opened | Sent
+
+
+def plain_of(event: WireEvent) -> list[Any]:
+    """As a field `wire` of an event log holds it: a list of these beside a Computed."""
+    if isinstance(event, Opened):
+        return ["open", event.tile, list(event.devices), event.first, event.end]
+    return [event.kind, event.tile, event.layer, event.device, event.rows, event.bytes]
+
+
+def event_of(plain: list[Any]) -> WireEvent:
+    """Back from `plain_of`. Raises ValueError for anything else."""
+    try:
+        if plain[0] == "open":
+            _, tile, devices, first, end = plain
+            return Opened(int(tile), tuple(map(int, devices)), int(first), int(end))
+        kind, *numbers = plain
+        return Sent(kind, *map(int, numbers))
+    except (TypeError, IndexError, KeyError):
+        raise ValueError(f"no message of the wire: {plain}") from None
 
 
 class Protocol:
