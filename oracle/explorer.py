@@ -138,7 +138,12 @@ class Explorer:
                 return False
             new = step.node
             way_on |= step.must
-            digest = new.digest(not self.symmetric)
+            try:
+                digest = new.digest(not self.symmetric)
+            except Exception as error:  # a fault may break the key, too
+                text = f"control cannot tell its state: {type(error).__name__}: {error}"
+                self._found(("L1", text), number, via)
+                return False
             target = index.get(digest)
             if target is None:
                 target = index[digest] = len(index)

@@ -131,13 +131,19 @@ _ALL = (
     ),
     _scope(
         "kv-k1",
-        "KV room for one of three at a time; a fourth can never fit",
-        (1, 2, 1, 1), ((1, 1), (2, 1), (1, 2), (9, 9)), kv_tokens=4, max_running=2,
+        "KV room for one of three at a time, one fits exactly; a fourth can never fit",
+        (1, 2, 1, 1), ((1, 1), (2, 2), (1, 2), (3, 2)), kv_tokens=4, max_running=2,
     ),
     _scope(
         "lost-k1",
         "an expert that cannot be read: one retry, then those who need it end",
         (1, 2, 1, 1), ((1, 1), (1, 1)), retries=1, load_faults=3, undrained=True,
+    ),
+    _scope(
+        "lostpart-k2",
+        "an expert is lost while another part of the same visit runs",
+        (1, 3, 2, 2), ((1, 1), (1, 2)), readiness="expert", retries=0, load_faults=1,
+        undrained=True,
     ),
     _scope(
         "drain-k1",
@@ -232,7 +238,7 @@ _ALL = (
     # The other orders, and lag
     _scope(
         "first-come-k1", "in order of arrival at the router",
-        (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)), fetch_order="first-come",
+        (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)), fetch_order="first-come", cancels=1,
     ),
     _scope(
         "fewest-k2", "fewest missing first, and nobody passed over for ever",
