@@ -1,6 +1,6 @@
 # make setup   .venv with the pinned packages and the `covey` command
 # make test    set-up, lint, tests (PYTEST_ARGS="-k cache" narrows them)
-# make demo    set-up, then a small mixture runs under half of its experts' memory
+# make demo    set-up, then the built-in model under three schedulers, side by side
 # make lint    ruff and pyright            make status   specs/STATUS.md anew
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -30,7 +30,7 @@ lint: setup
 	$(PY) -m pyright
 
 demo: setup
-	$(PY) -m jax_impl.app.demo
+	$(PY) -m jax_impl.app.main demo
 
 status: setup
 	$(PY) specs/status.py > specs/STATUS.md.new && mv specs/STATUS.md.new specs/STATUS.md

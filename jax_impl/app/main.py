@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from reference.vocab.errors import CoveyError
 
 COMMANDS: dict[str, str] = {
+    "demo": "see it work: a built-in model, three schedulers side by side",
     "run": "generate for a file of requests under a memory budget",
     "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",
