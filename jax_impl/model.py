@@ -28,7 +28,7 @@ import numpy as np
 from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, Table, block_shapes, kv_bytes, kv_kinds
 from jax_impl.layers import Bank, Layers, Piece
 from jax_impl.probe import tiles_differ
-from jax_impl.programs import ExpertForm, Programs, Progress, expert_forms
+from jax_impl.programs import ExpertForm, Program, Programs, Progress, expert_forms
 from jax_impl.resident import Resident
 from jax_impl.stages import (
     ExpertTask,
@@ -52,6 +52,8 @@ __all__ = ["ExpertTask", "JaxModel", "Pending", "StageOut", "Table"]
 Compute = Literal["f32", "bf16"]
 FUSED = 4
 """Expert tiles that one call runs when that many are there (experts_v1)."""
+AHEAD = 64 << 20
+"""Bytes of temporaries that calls in flight may hold together (JAX-17)."""
 
 
 class JaxModel:
@@ -145,6 +147,7 @@ class JaxModel:
         )
         self._out = jnp.zeros((banked, k, config.hidden), jnp.float32)
         self.bank_bytes = sum(a.nbytes for a in (*self._bank, self._out))
+        self._ahead = 0
         self._plan = {start: stage_plan(config, start) for start in (ENTRY, *config.moe_layers)}
         self._programs = Programs(Layers(config, compute, kv_dtype))
         # Before the probe only the small tile is used. A tile of as many rows as there are
@@ -189,8 +192,9 @@ class JaxModel:
 
     def _compile_experts(self, tile: int, progress: Progress) -> None:
         for form in self._forms:
-            for count in (1, FUSED) if tile == self.tile else (1,):
-                self._programs.experts(tile, form, count, self._out, self._bank.x, progress)
+            one = self._programs.experts(tile, form, 1, self._out, self._bank.x, progress)
+            if tile == self.tile and self._fused(one):
+                self._programs.experts(tile, form, FUSED, self._out, self._bank.x, progress)
 
     @property
     def programs(self) -> int:
@@ -235,10 +239,14 @@ class JaxModel:
         while at < len(calls):
             now = calls[at : at + FUSED]
             kinds = {(where.shape[1], form) for _, form, where in now}
-            if len(now) < FUSED or len(kinds) > 1 or now[0][2].shape[1] != self.tile:
-                now = now[:1]
             _, form, where = now[0]
-            run = self._programs.experts(where.shape[1], form, len(now), self._out, self._bank.x)
+            size = where.shape[1]
+            run = self._programs.experts(size, form, 1, self._out, self._bank.x)
+            if len(now) < FUSED or len(kinds) > 1 or size != self.tile or not self._fused(run):
+                now = now[:1]
+            else:
+                run = self._programs.experts(size, form, FUSED, self._out, self._bank.x)
+            self._make_room(run)
             # JAX-10: donated, so the old handle is dead once the call returns.
             each = np.stack([where for _, _, where in now])
             self._out = run(self._out, self._bank.x, each, tuple(handle for handle, _, _ in now))
@@ -258,9 +266,21 @@ class JaxModel:
         """
         return self._stage(layer, rows, None, positions, tables, want_logits)
 
+    def _fused(self, one: Program) -> bool:
+        """Whether several experts may run in one call, given the program for one of them."""
+        return one.temporaries * FUSED <= AHEAD
+
+    def _make_room(self, program: Program) -> None:
+        """Wait before the temporaries of calls in flight grow beyond AHEAD (JAX-17): XLA sets a
+        call's aside when it is dispatched, not when it runs."""
+        if self._ahead + program.temporaries > AHEAD:
+            self.wait()
+        self._ahead += program.temporaries
+
     def wait(self) -> None:
         """Block until everything dispatched so far is done (nothing reads a slot any more)."""
         jax.block_until_ready((self._bank, self._out, self._keys, self._values))
+        self._ahead = 0
 
     def told(self) -> dict[str, Any]:
         """What the model has to say in the log with the step that has ended: nothing here."""
@@ -318,6 +338,7 @@ class JaxModel:
         for first, size in split:
             part = slice(first, first + size)
             run = self._piece(size, piece, i)
+            self._make_room(run)
             # JAX-10: donated, so the old handles are dead once the call returns.
             self._bank, self._keys[i], self._values[i], spoken = run(
                 at[part], *self._arguments(piece, i, None if mine is None else mine[part])
@@ -340,7 +361,7 @@ class JaxModel:
 
     def _piece(
         self, tile: int, piece: Piece, i: int | None, progress: Progress | None = None
-    ) -> Any:
+    ) -> Program:
         """The executable of a piece for tiles of so many rows."""
         if i is None:
             return self._programs.piece(tile, piece, i, 1, self._arguments(piece, i), progress)

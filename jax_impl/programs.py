@@ -63,19 +63,34 @@ def expert_forms(ckpt: Any) -> list[ExpertForm]:
     return list(found)
 
 
+class Program:
+    """A compiled function; `temporaries` are the bytes that a call takes from dispatch to end."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        try:
+            self.temporaries = int(run.memory_analysis().temp_size_in_bytes)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            self.temporaries = 0  # a backend that does not tell
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives; other shapes than it was compiled for are refused."""
+        return self._run(*arguments)
+
+
 def compiled(
     run: Callable[..., Any],
     donate: tuple[int, ...],
     shapes: tuple[Any, ...],
     name: str,
     progress: Progress | None,
-) -> Any:
-    """Compile ahead of time; the result refuses any other shape instead of compiling again."""
+) -> Program:
+    """Compile ahead of time, so that no later call compiles again."""
     begun = time.monotonic()
     program = jax.jit(run, donate_argnums=donate).lower(*shapes).compile()
     if progress is not None:
         progress(f"compiled {name} in {time.monotonic() - begun:.1f} s")
-    return program
+    return Program(program)
 
 
 class Programs:
@@ -83,9 +98,9 @@ class Programs:
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
-        self._by_layer: dict[tuple[int, str, int | None], Any] = {}
-        self._pieces: dict[tuple[int, int, Piece, str], Any] = {}
-        self._experts: dict[tuple[int, ExpertForm, int], Any] = {}
+        self._by_layer: dict[tuple[int, str, int | None], Program] = {}
+        self._pieces: dict[tuple[int, int, Piece, str], Program] = {}
+        self._experts: dict[tuple[int, ExpertForm, int], Program] = {}
 
     @property
     def count(self) -> int:
@@ -100,7 +115,7 @@ class Programs:
         width: int,
         arguments: tuple[Any, ...],
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Program:
         """The executable of a piece at a layer (None: the LM head), called as
         run(at [tile, width], *arguments). Layers of equal description and shapes share it."""
         found = self._by_layer.get((tile, piece.source, layer))
@@ -131,7 +146,7 @@ class Programs:
         out: jax.Array,
         x: jax.Array,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Program:
         """The executable for `count` tiles of experts, called as
         run(out, x, where [count, 2, tile], handles) -> out; out is donated."""
         found = self._experts.get((tile, form, count))
