@@ -59,6 +59,7 @@ def write_checkpoint(
     scale_dtype: str = "F32",
     unpacked: tuple[str, ...] = (),
     wide: tuple[str, ...] = (),
+    as_rows: tuple[str, ...] = (),
 ) -> Path:
     """Write config.json and the weights to the directory `path`, tensor after tensor.
 
@@ -72,6 +73,7 @@ def write_checkpoint(
     scale_dtype   F32 | BF16: of FP8 scales
     unpacked   of an FP8 model: roles (the last word) that stay unpacked
     wide       roles that are F32 beside others that are not
+    as_rows    roles of vectors that are stored as matrices of one row
 
     quantization_config decides what is packed: with fp8 every matrix but embedding, head and
     routers, with mxfp4 the experts. FP8 scales come last: with shards, in another file.
@@ -82,7 +84,7 @@ def write_checkpoint(
     told = {k: WORDS[dtype] if k in ("dtype", "torch_dtype") else v for k, v in hf_config.items()}
     (path / "config.json").write_text(json.dumps(told, indent=2) + "\n")
     source = Source(seed, scale, pattern, bool(hf_config.get("tie_word_embeddings")))
-    layout = _Layout(hf_config, dtype, scale_dtype, unpacked, wide)
+    layout = _Layout(hf_config, dtype, scale_dtype, unpacked, wide, as_rows)
     tensors = list(layout.tensors(experts, tied_copy))
     if shards == 1:
         _write_file(path / "model.safetensors", tensors, source)
@@ -113,11 +115,12 @@ class _Layout:
         scale_dtype: str,
         unpacked: tuple[str, ...],
         wide: tuple[str, ...],
+        as_rows: tuple[str, ...],
     ) -> None:
         self.config = model_config(hf_config, "config")
         self.family = family_of(hf_config, "config")
         self.dtype, self.scale_dtype, self.wide = dtype, scale_dtype, wide
-        self.unpacked = (*NEVER_PACKED, *unpacked)
+        self.unpacked, self.as_rows = (*NEVER_PACKED, *unpacked), as_rows
         self.scales: list[_Tensor] = []
 
     def tensors(self, experts: str | None, tied_copy: bool) -> Iterator[_Tensor]:
@@ -150,7 +153,8 @@ class _Layout:
         dtype = "F32" if kind in self.wide else self.dtype
         fp8 = packed is not None and packed.kind == "fp8_block" and len(shape) == 2
         if packed is None or not fp8 or kind in self.unpacked:
-            return _Tensor(name, shape, ((role, shape),), dtype, shape[-1])
+            stored = (1, *shape) if kind in self.as_rows else shape
+            return _Tensor(name, stored, ((role, shape),), dtype, shape[-1])
         grid = scale_shape(packed, shape)
         parts = ((role + SCALE, grid),)
         self.scales.append(

@@ -1,8 +1,9 @@
 """Stored answers of transformers, and the comparison of any engine with them (NUM-10).
 
-`oracle/goldens/goldens.json` says for each variant how its weights hash and which tokens follow
-each prompt greedily; `oracle/goldens/logits.safetensors` holds its logits under `<variant>/<n>`,
-float32 [len, V] for prompt n. `oracle/make_goldens.py` makes both.
+There are two sets, `variants` and `families`. `oracle/goldens/<set>.json` says for each variant
+how its weights hash and which tokens follow each prompt greedily, `<set>.safetensors` beside it
+holds its logits under `<variant>/<n>`, float32 [len, V] for prompt n. `oracle/make_goldens.py`
+makes them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from reference.files.requests import Request
 from reference.vocab.errors import RequestFailed
 
 HERE = Path(__file__).parent / "goldens"
-MANIFEST, LOGITS = HERE / "goldens.json", HERE / "logits.safetensors"
+SETS = ("variants", "families")
 NEW_TOKENS = 8
 TOLERANCE = 1e-4
 """Greatest difference of a logit, in standard deviations of the variant's stored logits."""
@@ -82,19 +83,21 @@ def weights_hash(path: Path) -> str:
 
 
 @cache
-def _stored() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    return json.loads(MANIFEST.read_text("utf-8")), load_file(LOGITS)
+def _stored(which: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    manifest = json.loads((HERE / f"{which}.json").read_text("utf-8"))
+    return manifest["variants"], load_file(HERE / f"{which}.safetensors")
 
 
-def names() -> list[str]:
-    """Variants with stored answers, in the order in which they were made."""
-    return list(_stored()[0]["variants"])
+def names(which: str = "variants") -> list[str]:
+    """Variants of a set with stored answers, in the order in which they were made."""
+    return list(_stored(which)[0])
 
 
 def golden(name: str) -> Golden:
-    """The stored answers of a variant; KeyError if there are none."""
-    manifest, logits = _stored()
-    entry = manifest["variants"][name]
+    """The stored answers of a variant of any set; KeyError if there are none."""
+    which = next((w for w in SETS if name in _stored(w)[0]), SETS[0])
+    entries, logits = _stored(which)
+    entry = entries[name]
     answers = [Answer(logits[f"{name}/{n}"], tokens) for n, tokens in enumerate(entry["tokens"])]
     return Golden(entry["weights"], entry["prompts"], answers)
 

@@ -12,7 +12,7 @@ _MLA = {
     "intermediate_size": 48,
     "moe_intermediate_size": 16,
     "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 3,
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "q_lora_rank": 12,
