@@ -6,8 +6,6 @@ keys and values; `close_layer` goes on with what came back. One dispatch thread 
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,18 +17,14 @@ from jax_impl.attention_pool.memory import Answer, Ask, Tell
 from jax_impl.attention_pool.pieces import PooledLayers
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.wire import Wire
-from jax_impl.kv import Table
-from jax_impl.layers import Piece
+from jax_impl.layers import Bank, Piece
 from jax_impl.model import JaxModel
 from jax_impl.programs import Progress, compiled
-from jax_impl.stages import Pending
+from jax_impl.stages import padded
 from reference.control.attention_partition import head_share
-from reference.control.attention_wire import plain_of
-from reference.vocab.config import RopeSpec
+from reference.vocab.config import MoeSpec, RopeSpec
 from reference.vocab.errors import RequestFailed
-
-ANSWER_S = 120.0
-"""How long the memory pool may take over one tile and layer before it counts as lost."""
+from reference.vocab.ids import ENTRY
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,16 @@ class Tile:
 
 
 class Replica(JaxModel):
-    """One copy of the weights on `device`. All else as JaxModel; there is no larger tile."""
+    """One copy of the weights on `device`. All else as JaxModel; there is no larger tile.
+
+    moves  contexts go to and come from other replicas
+    """
 
     def __init__(
-        self, ckpt: Any, *, device: Any, pool: MemoryPool, wire: Wire, **sizes: Any
-    ) -> None:
-        self.device, self.pool, self.wire = device, pool, wire
+        self, ckpt: Any, *, device: Any, pool: MemoryPool, wire: Wire, moves: bool = False,
+        **sizes: Any,
+    ) -> None:  # fmt: skip
+        self.device, self.pool, self.wire, self.moves = device, pool, wire, moves
         with jax.default_device(device):
             super().__init__(ckpt, **sizes)
         self._parted = PooledLayers(self.config, sizes["compute"], sizes["kv_dtype"])
@@ -82,6 +80,8 @@ class Replica(JaxModel):
                 if plan.head is not None:
                     self._piece(tile, plan.head, None, progress)
             self._compile_experts(tile, progress)
+            for name in ("get", "put") if self.moves else ():
+                self._move(name, progress)
 
     @property
     def programs(self) -> int:
@@ -176,87 +176,68 @@ class Replica(JaxModel):
         self._bank, told = run(short, self._bank, y, self._held.layers[i])
         return told
 
+    # -- what a pipeline needs beside
 
-class PooledModel(Replica):
-    """One replica and the memory pool behind it, in the place of a JaxModel under an engine: the
-    engine's scheduler runs the compute pool, the memory pool holds all KV (LAMINA-21)."""
+    def piece_of(self, i: int) -> Piece:
+        """Layer i, with where its rows come from."""
+        layers = self.config.layers
+        if i == 0:
+            return Piece("embed", layers[0])
+        routed = isinstance(layers[i - 1].feed_forward, MoeSpec)
+        return Piece("combine" if routed else "load", layers[i])
 
-    def __init__(self, ckpt: Any, *, device: Any, pool: MemoryPool, wire: Wire, **sizes: Any):
-        super().__init__(ckpt, device=device, pool=pool, wire=wire, **sizes)
-        self.kv_bytes = pool.kv_bytes
-        self._numbers: list[int] = []
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        pool.begin(self._answers.put)
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
+        """[len(rows), V] of rows that have passed the last layer."""
+        head = self._plan[self.config.moe_layers[-1] if self.config.moe_layers else ENTRY].head
+        assert head is not None
+        found = []
+        for first in range(0, len(rows), self.tile):
+            at = padded(rows[first : first + self.tile], self.tile, self.rows)[:, None]
+            found.append(self._piece(self.tile, head, None)(at, *self._arguments(head, None)))
+        if not found:
+            return np.zeros((0, self.config.vocab), np.float32)
+        return np.concatenate(jax.device_get(found))[: len(rows)]
 
-    def compile(self, progress: Progress = lambda text: None) -> None:
-        self.pool.compile(progress)
-        super().compile(progress)
+    def context(self, rows: Sequence[int]) -> np.ndarray:
+        """The residual [len(rows), H] of rows, to be put on another replica (LAMINA-10)."""
+        found = [
+            self._move("get")(self._bank, padded(rows[n : n + self.tile], self.tile, self.rows))
+            for n in range(0, len(rows), self.tile)
+        ]
+        return np.concatenate(jax.device_get(found))[: len(rows)]
 
-    def _stage(
-        self,
-        start: int,
-        rows: Sequence[int],
-        tokens: Sequence[int] | None,
-        positions: Sequence[int],
-        tables: Sequence[Table],
-        want_logits: Sequence[bool],
-    ) -> Pending:
-        pieces = self._plan[start].pieces
-        devices = range(len(self.pool.devices))
-        if pieces:
-            first, end = pieces[0][1], pieces[-1][1] + 1
-            count = -(-len(rows) // self.tile)
-            self._numbers = [self.wire.open(devices, first, end) for _ in range(count)]
-        with jax.default_device(self.device):
-            return super()._stage(start, rows, tokens, positions, tables, want_logits)
+    def put_context(self, rows: Sequence[int], values: np.ndarray) -> None:
+        """Take over rows from another replica."""
+        for n in range(0, len(rows), self.tile):
+            some = np.zeros((self.tile, self.config.hidden), np.float32)
+            mine = values[n : n + self.tile]
+            some[: len(mine)] = mine
+            where = padded(rows[n : n + self.tile], self.tile, self.rows)
+            self._bank = self._move("put")(self._bank, where, some)
 
-    def _layer(
-        self,
-        piece: Piece,
-        i: int,
-        at: np.ndarray,
-        turns: dict[RopeSpec, np.ndarray],
-        split: Sequence[tuple[int, int]],
-    ) -> list[jax.Array]:
-        """All tiles are opened, so that the pool works on one while the next is made."""
-        tiles = []
-        for number, (first, size) in zip(self._numbers, split, strict=True):
-            part = slice(first, first + size)
-            live = int((at[part, 0] < self.rows).sum())
-            parts = tuple(
-                Part(d, np.arange(live), d % self.pool.shares)
-                for d in range(len(self.pool.devices))
+    def _move(self, name: str, progress: Progress | None = None) -> Any:
+        """get(bank, rows [T]) -> [T, H]; put(bank, rows, values) -> bank, donated."""
+        key = ("move", name)
+        if key not in self._parts:
+            rows = jax.ShapeDtypeStruct((self.tile,), np.int32)
+            values = jax.ShapeDtypeStruct((self.tile, self.config.hidden), np.float32)
+
+            def get(bank: Bank, rows: jax.Array) -> jax.Array:
+                return bank.residual[rows]
+
+            def put(bank: Bank, rows: jax.Array, values: jax.Array) -> Bank:
+                return bank._replace(residual=bank.residual.at[rows].set(values))
+
+            run, donate, given = (
+                (get, (), (self._bank, rows))
+                if name == "get"
+                else (put, (0,), (self._bank, rows, values))
             )
-            mine = {rope: angles[part] for rope, angles in turns.items()}
-            kinds = [at[part]] * len(self.kinds)
-            tiles.append(Tile(number, kinds, live, parts, mine))
-            self.open_layer(piece, i, tiles[-1])
-        answers = self._collect(i, tiles)
-        told = [self.close_layer(piece, i, tile, answers[tile.number]) for tile in tiles]
-        return [t for t in told if t is not None]
+            title = f"{name} of a context on {self.device}"
+            self._parts[key] = compiled(run, donate, given, title, progress)
+        return self._parts[key]
 
-    def _collect(self, i: int, tiles: Sequence[Tile]) -> dict[int, list[Answer]]:
-        """Wait for every device's answer to every tile."""
-        found: dict[int, list[Answer]] = {tile.number: [] for tile in tiles}
-        left, end = sum(len(tile.parts) for tile in tiles), time.monotonic() + ANSWER_S
-        while left:
-            try:
-                answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                raise TimeoutError(f"the memory pool did not answer at layer {i}") from None
-            if answer.layer == i and answer.tile in found:  # a late one of a failed step is not
-                found[answer.tile].append(answer)
-                left -= 1
-        return found
-
-    def wait(self) -> None:
-        jax.block_until_ready((self._bank, self._out))
-
-    def told(self) -> dict[str, Any]:
-        """The messages of the step, where they are recorded: the protocol in the engine's log."""
-        messages = self.wire.taken()
-        return {"wire": [plain_of(m) for m in messages]} if messages else {}
-
-    def end(self) -> None:
-        """Stop the memory pool's threads."""
-        self.pool.end()
+    def forget(self) -> None:
+        """Lose all state, as a device does that is replaced: NaN in every row of the bank."""
+        nan = jax.tree.map(lambda a: np.full(a.shape, np.nan, np.float32), self._bank)
+        self._bank = Bank(*(jax.device_put(a, self.device) for a in nan))

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_impl.attention_pool.compute import PooledModel
 from jax_impl.attention_pool.memory import PoolOptions
+from jax_impl.attention_pool.model import PooledModel
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.kv import kv_kinds

@@ -224,6 +224,17 @@ class MemoryDevice:
         """Give it a message; they are worked on in this order."""
         self._inbox.put(message)
 
+    def forget(self) -> None:
+        """Lose all KV, after what is queued, as a device does that is replaced: NaN everywhere."""
+
+        def poison() -> None:
+            for pools in (self.keys, self.values):
+                for i, pool in enumerate(pools):
+                    if pool is not None:
+                        pools[i] = jnp.full_like(pool, jnp.nan)
+
+        self._inbox.put(poison)
+
     def end(self, timeout_s: float = 5.0) -> bool:
         """Stop after what is queued; False when it hangs."""
         self._inbox.put(None)

@@ -166,6 +166,16 @@ class Rotation:
         self.state[batch] = READY
         self.ready.insert(0, batch)
 
+    def restart(self, batch: int) -> None:
+        """What the batch was doing is void, wherever it was: its next turn may start."""
+        if self.state[batch] == IDLE:
+            raise IllegalEvent(f"restart({batch}) of a resting batch")
+        if self.state[batch] == RUNNING:
+            self.running[self.running.index(batch)] = None
+        if self.state[batch] != READY:
+            self._ready(batch)
+        self.held[batch] = -1
+
     def attention_done(self, batch: int) -> None:
         """The attention has come back: the next turn may start."""
         self._expect(batch, AWAY, "attention_done")

@@ -160,6 +160,26 @@ class Serving:
                     self._end(request, "length")
         self.batches.level(batch)
 
+    # -- what went wrong (LAMINA-25)
+
+    def redo(self, batch: int) -> None:
+        """A replica was lost with this batch's token on it. Nothing but the token is: it starts
+        again, and writes the same keys and values once more."""
+        self.rotation.restart(batch)
+        self.slice[batch], self.aboard[batch] = 0, ()
+
+    def lost(self, device: int) -> tuple[int, ...]:
+        """A memory device was lost and replaced by an empty one. The requests that had KV there
+        run their text again, prompt and generated tokens, and then go on; batches that have one of
+        them aboard begin their token again. Returns these requests."""
+        gone = set(self.pool.lost(device))
+        for batch, spans in enumerate(self.aboard):
+            if gone & {span.request for span in spans}:
+                self.redo(batch)
+        for request in gone:
+            self.running[request].done = 0
+        return tuple(sorted(gone))
+
     # -- what to do
 
     def next_actions(self) -> list[ServingAction]:

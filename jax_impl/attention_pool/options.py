@@ -1,0 +1,111 @@
+"""What a LaminaEngine can be told, and the sizes that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jax_impl.kv import KV_DTYPES, KvDtype
+from jax_impl.model import Compute
+from jax_impl.options import silent
+from jax_impl.stored import dtype_of
+from reference.control.attention_partition import PARTITIONS, Partition
+from reference.control.attention_rotation import ORDERS, Order
+from reference.control.attention_serving import ServingOptions
+from reference.files.checkpoint import Checkpoint
+from reference.vocab.errors import BadInput, Unsupported
+
+
+@dataclass(frozen=True)
+class LaminaOptions:
+    """Every option of `LaminaEngine.open`.
+
+    batches         in flight; one replica fewer (LAMINA-6)     order  rotation | queue
+    max_batch       requests of a batch                         chunk  prompt tokens a token
+    memory_devices  of the memory pool                          partition  head | request
+    kv_tokens       tokens that each memory device holds (head: of its share of the heads)
+    max_len         longest prompt + answer in tokens; 0: as much as a device holds
+    kv_block, kv_dtype, tile, compute   as in JaxEngine
+    overlap         attend over the past while keys and values are made (LAMINA-2)
+    timed           wait for every piece of attention, to measure when it ended
+    check           judge every message by the protocol as it is sent (LAMINA-1)
+    ignore_eos, progress, compile_cache as in JaxEngine
+    """
+
+    batches: int = 1
+    order: Order = "rotation"
+    max_batch: int = 8
+    chunk: int = 16
+    memory_devices: int = 1
+    partition: Partition = "head"
+    kv_tokens: int = 4096
+    max_len: int = 0
+    kv_block: int = 64
+    kv_dtype: KvDtype = "f32"
+    tile: int = 8
+    compute: Compute = "f32"
+    overlap: bool = True
+    timed: bool = False
+    check: bool = False
+    ignore_eos: bool = False
+    progress: Callable[[str], None] = silent
+    compile_cache: str | Path | None = "auto"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("order", ORDERS), ("partition", PARTITIONS), ("compute", ("f32", "bf16")),
+            ("kv_dtype", tuple(KV_DTYPES)),
+        ):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                raise Unsupported(name, repr(getattr(self, name)), ", ".join(allowed))
+        for name in ("batches", "max_batch", "chunk", "memory_devices", "kv_block", "tile"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
+        if self.kv_tokens < self.kv_block:
+            raise BadInput(f"kv_tokens: {self.kv_tokens}; at least one block of {self.kv_block}")
+
+    @classmethod
+    def of(cls, **given: Any) -> LaminaOptions:
+        """Options by name. Raises BadInput for a name that there is not."""
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise BadInput(f"no option {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        return cls(**given)
+
+
+def sizes_of(ckpt: Checkpoint, o: LaminaOptions) -> tuple[dict[str, Any], ServingOptions]:
+    """(sizes as JaxModel takes them, options of control)."""
+    config = ckpt.config
+    blocks = o.kv_tokens // o.kv_block
+    longest = min(config.max_position, o.max_len or blocks * o.kv_block)
+    sizes = {
+        "rows": o.batches * o.max_batch * o.chunk, "kv_blocks": blocks, "max_len": longest,
+        "kv_block": o.kv_block, "texts": o.batches * o.max_batch, "tile": o.tile,
+        "compute": o.compute, "kv_dtype": o.kv_dtype,
+    }  # fmt: skip
+    control = ServingOptions(
+        layers=len(config.layers),
+        kv_heads=tuple(s.attention.cache_heads for s in config.layers),
+        batches=o.batches, order=o.order, max_batch=o.max_batch, chunk=o.chunk,
+        devices=o.memory_devices, partition=o.partition,
+        blocks=blocks, kv_block=o.kv_block,
+    )  # fmt: skip
+    return sizes, control
+
+
+def experts_on(ckpt: Any, device: Any) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Every routed expert as arrays on a device; nothing for a dense model."""
+    return {
+        (layer, e): tuple(
+            jax.device_put(
+                ckpt.read(r).view(dtype_of(r.dtype, f"expert {layer}.{e}")).reshape(r.shape), device
+            )
+            for r in ckpt.expert(layer, e)
+        )
+        for layer in ckpt.config.moe_layers
+        for e in range(ckpt.config.experts)
+    }
