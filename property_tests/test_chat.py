@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -13,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -181,12 +179,12 @@ class Terminal:
         self.seen = ""
         self.end, inner = pty.openpty()
 
-        def own() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
+        # The terminal becomes the process's own, so that Ctrl-C is a signal there.
+        program = ("import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+                   "from jax_impl.app.main import main; sys.exit(main(sys.argv[1:]))")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jax_impl.app.main", "chat", *map(str, words)],
-            stdin=inner, stdout=inner, stderr=inner, start_new_session=True, preexec_fn=own,
+            [sys.executable, "-c", program, "chat", *map(str, words)],
+            stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
             env=os.environ | {"TERM": "dumb"},
         )
         os.close(inner)

@@ -99,6 +99,7 @@ def test_templates_as_they_are_found(renderer: Renderer) -> None:
         ("{{ tools is none }} {{ documents is none }} {{ pad_token is defined }}",
          "True True False"),
         ("{{ eos_token }}{{ nothing }}", "</s>"),
+        ("{{ lipsum is defined }} {{ range is defined }}", "False True"),
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(bos_token) }}", "<<s>>"),
         ("{% set x = namespace(n=0) %}{% for m in messages %}{% set x.n = x.n + 1 %}{% endfor %}"
          "{{ x.n }}", "4"),

@@ -98,7 +98,9 @@ def test_an_emoji_comes_with_its_last_byte(texts: dict[str, Text]) -> None:
 def test_a_long_answer_is_not_decoded_over_and_over(texts: dict[str, Text]) -> None:
     text = texts["byte-level"]
     bad = made.byte_level().token_to_id("ÿ")  # byte FF: never a part of a character
-    for tokens in ([bad] * 2000, list(text.encode("the hill. " * 300, "x"))):
+    byte = {c: made.byte_level().token_to_id(c) for c in "ðŁĺĤa"}
+    smiles = [byte[c] for c in "a" + "ðŁĺĤ" * 500]  # no token is a whole character
+    for tokens in ([bad] * 2000, smiles, list(text.encode("the hill. " * 300, "x"))):
         stream, work = text.stream(), 0
         assert stream is not None
         decode = stream._decode

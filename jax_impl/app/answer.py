@@ -1,6 +1,6 @@
 """An answer as it grows: its text without split characters, up to a stop (TEXT-1 to TEXT-4).
 
-The one path from tokens to text: what is streamed and what is reported at the end are the same.
+The one path from tokens to text: what is streamed and what is reported are the same (TEXT-2).
 """
 
 from __future__ import annotations
