@@ -102,15 +102,18 @@ def capacity(
 
 
 def made_up(vocab: int, longest: int, count: int, new: int, seed: int) -> list[Request]:
-    """`count` requests of ids drawn from `seed`; every other one is sampled at temperature 0.9."""
+    """`count` requests of ids drawn from `seed`; every other one is sampled at temperature 0.9, and
+    every third one pays for what its own text has already (SAMPLE-9)."""
     requests = []
     at = 0
     for number in range(count):
         length = max(1, min(LENGTHS[number % len(LENGTHS)], longest - new))
         ids = tuple(int(uniform(seed, at + i) * vocab) for i in range(length))
         at += length
+        again = number % 3 == 2
         requests.append(Request(f"r{number}", ids, new, temperature=0.9 * (number % 2),
-                                seed=seed + number))
+                                seed=seed + number, repetition_penalty=1.2 if again else 1.0,
+                                frequency_penalty=0.3 if again else 0.0))
     return requests
 
 
