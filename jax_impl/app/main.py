@@ -12,6 +12,7 @@ from reference.vocab.errors import CoveyError
 
 COMMANDS: dict[str, str] = {
     "demo": "see it work: a built-in model, three schedulers side by side",
+    "plan": "what a memory budget buys: sizes, slots, tokens/s to expect",
     "run": "generate for a file of requests under a memory budget",
     "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",

@@ -1,4 +1,4 @@
-"""A timeline as a picture: channel and compute as lanes, requests as colours."""
+"""A timeline as a picture: channel and compute as lanes, requests as colours (TIME-2)."""
 
 from __future__ import annotations
 
