@@ -114,7 +114,7 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "if not drained:",
         "if drained and not drained:",
         "S7",
-        "faults-k1",
+        "lost-k1",
     ),
     _m(
         "believes-late-completion",
@@ -122,7 +122,7 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "e.drained) if current(s, e.ticket) else -1",
         "e.drained) if e.drained and current(s, e.ticket) else -1",
         "S8",
-        "faults-k1",
+        "lost-k1",
     ),
     _m(
         "slots-by-number",
@@ -244,6 +244,14 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "L1",
         "cancel-k2",
     ),
+    _m(
+        "task-outlives-request",
+        LIFE,
+        "    if r.need:\n        s.cache.want(r.need, -1, not s.claims or r.bulk)",
+        "    if r.need:\n        s.cache.want(r.need, -1, r.bulk)",
+        "L3",
+        "giveup-k2",
+    ),
     _m("claims-hold-nothing", CACHE, "add(self.holds, codes, by)", "pass", "L1", "visit-k2-s3"),
     _m("claim-outlives-step", GROUP, "cache.hold(codes, -1)", "pass", "L1", "visit-k2-s3"),
     _m(
@@ -252,8 +260,7 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "and code not in self.holds\n",
         "and True\n",
         "L1",
-        "bulk-k2-s3",
-        "three-k2-s4",
+        "bulk-k2-s2",
     ),
     _m(
         "evict-unused",

@@ -120,9 +120,8 @@ _ALL = (
     ),
     _scope(
         "faults-k1",
-        "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, drained or not; one "
-        "request is given up, anywhere",
-        (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, undrained=True, cancels=1,
+        "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, a request ends",
+        (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, cancels=1,
     ),
     _scope(
         "arrivals-k1",
@@ -146,6 +145,10 @@ _ALL = (
         undrained=True,
     ),
     _scope(
+        "giveup-k2", "cancels in expert mode while others wait for the slots",
+        (1, 4, 2, 2), ((1, 2), (1, 1)), readiness="expert", cancels=1,
+    ),
+    _scope(
         "drain-k1",
         "drain and cancel at every point, also while results are owed",
         (2, 2, 1, 1), ((1, 1), (1, 1), (1, 1)), initial=1, max_running=2, drains=1, cancels=1,
@@ -159,6 +162,10 @@ _ALL = (
         "visit-k2-c2",
         "two channels: transfers end in any order; several events before an ask",
         (1, 4, 2, 3), ((1, 2), (1, 2)), channels=2, batch=True, load_faults=1, undrained=True,
+    ),
+    _scope(
+        "pair-k2-c2", "two channels and a cancel, one token each",
+        (1, 3, 2, 3), ((1, 1), (1, 1)), channels=2, cancels=1, load_faults=1, undrained=True,
     ),
     _scope(
         "three-k2-s4",
@@ -269,6 +276,11 @@ _ALL = (
     _scope(
         "swarm-k2", "three requests, two layers, no slot to spare, expert mode",
         (2, 3, 2, 2), ((1, 2), (1, 1), (1, 1)), readiness="expert", suite="long",
+    ),
+    _scope(
+        "late-k1", "as faults-k1, and the failed load's write may land late",
+        (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, undrained=True, cancels=1,
+        suite="long",
     ),
     _scope(
         "faults-k2", "failed loads, failed steps, a cancel and a drain together",
