@@ -151,7 +151,7 @@ def test_what_is_wrong_is_told_before_the_first_line(
     if spoil == "model":
         shutil.rmtree(folder)
     monkeypatch.setattr("jax_impl.app.chat_template.Renderer.__init__.__kwdefaults__",
-                        {"seconds": 0.5, "characters": 1000, "memory": 256 << 20})
+                        {"seconds": 1.5, "characters": 1000, "memory": 256 << 20})
     sources = {
         "template": "x\n{% nothing %}",
         "slow": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

@@ -22,7 +22,7 @@ from reference.vocab.errors import BadInput
 
 NAME = "m/chat_template.jinja"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 < 2 & é?"},
         {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "So?"}]  # fmt: skip
 
@@ -290,7 +290,7 @@ def test_a_killed_process_is_gone_and_the_next_one_works(renderer: Renderer) -> 
     assert process is not None
     assert rendered(renderer, "b") == "b"
     assert renderer._process is process
-    with pytest.raises(BadInput, match=r"^m/chat_template.jinja: the template takes more than 1 s"):
+    with pytest.raises(BadInput, match=r"^m/chat_template.jinja: the template takes more than 2 s"):
         rendered(renderer, BOMBS[0])
     assert process.returncode == -9
     with pytest.raises(ProcessLookupError):
