@@ -6,23 +6,28 @@ An engine is added by one line in ENGINES; what it opens is the public API.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jax_impl.engine import JaxEngine
 from oracle import golden
 from oracle.checkpoint_edit import permute_experts, permute_heads
 from oracle.family_variants import FAMILY_VARIANTS, by_name
 from oracle.golden import NEW_TOKENS, TOLERANCE, Answer, compare, judge, through
 from oracle.tiny import FAMILIES
+from property_tests.engines import COMPILED
 from reference.engine import ReferenceEngine
 from reference.files.families import families
 from reference.files.requests import Request
 
-ENGINES: dict[str, Callable[..., Any]] = {"reference": ReferenceEngine.open}
+ENGINES: dict[str, Callable[..., Any]] = {
+    "reference": ReferenceEngine.open,
+    "jax": partial(JaxEngine.open, compile_cache=COMPILED),
+}
 OPTIONS: dict[str, Any] = {
     "memory": "40%", "ignore_eos": True, "kv_block": 8, "chunk": 8, "max_running": 4,
     "max_rows": 16,
@@ -34,6 +39,24 @@ EACH = (
     "mistral-dynamic", "phimoe-longrope",
 )  # fmt: skip
 """One variant a family, and of every packed format and every rope that follows the prompt."""
+COMPILED_IN_CI = {
+    "mistral-dynamic", "qwen3-fp8", "olmoe-plain", "qwen2_moe-plain", "deepseek_v2-plain",
+    "deepseek_v3-fp8", "glm4_moe-plain", "dots1-plain", "minimax_m2-fp8", "ernie4_5_moe-plain",
+    "granitemoe-plain", "phimoe-longrope", "gpt_oss-mxfp4",
+}  # fmt: skip
+"""Compiling is what takes time: every kernel once, in each family that test_goldens has not."""
+
+
+def cases(names: Iterable[str], also: Callable[[str], bool] = COMPILED_IN_CI.__contains__) -> Any:
+    """(engine, variant) pairs; those of the compiled engine are slow unless `also` wants them."""
+    return pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            pytest.param(k, n, marks=[pytest.mark.slow] if k == "jax" and not also(n) else [])
+            for k in ENGINES
+            for n in names
+        ],
+    )
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +70,34 @@ def run(kind: str, path: Path, prompts: list[list[int]], new: int, **options: An
     return through(lambda p: ENGINES[kind](p, **(OPTIONS | options)))(path, prompts, new)
 
 
+def alone(kind: str, path: Path, prompts: list[list[int]], new: int) -> list[Answer]:
+    """One prompt after another, each by itself, with every expert resident."""
+    options = OPTIONS | {"memory": "100%", "chunk": 16}
+    answers = []
+    with ENGINES[kind](path, **options) as engine:
+        for n, prompt in enumerate(prompts):
+            asked = Request(str(n), tuple(prompt), new)
+            result = engine.submit(asked, logits=True).result(60)
+            assert result.error is None
+            answers.append(Answer(result.logits[: len(prompt)], list(result.tokens)))
+    return answers
+
+
 def test_the_table_is_whole() -> None:
     assert golden.names("families") == NAMES
     assert len(NAMES) >= 80
     assert set(FAMILIES) == set(families())
     assert {by_name(name).family for name in EACH} == set(FAMILIES)
+    in_ci = {by_name(name).family for name in COMPILED_IN_CI}
+    assert in_ci | {"llama", "mixtral", "qwen3_moe"} == set(FAMILIES)
+    assert set(EACH) >= COMPILED_IN_CI
 
 
 @pytest.mark.rule(
     "NUM-10", "NUM-13", "NUM-14", "NUM-15", "NUM-16", "NUM-17", "NUM-18", "NUM-19", "ATTN-7",
     "ATTN-8", "ROUTE-6", "ROUTE-7", "ROUTE-8", "MODEL-14", "MODEL-15", "MODEL-17",
 )  # fmt: skip
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ENGINES)
+@cases(NAMES)
 def test_an_engine_says_what_transformers_said(
     kind: str, name: str, written: Callable[[str], Path]
 ) -> None:
@@ -105,27 +143,25 @@ def test_the_variants_are_different_functions() -> None:
 
 
 @pytest.mark.rule("NUM-9", "NUM-12", "NUM-20")
-@pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("kind", ENGINES)
+@cases(EACH)
 def test_company_chunks_and_budget_do_not_show(
     kind: str, name: str, written: Callable[[str], Path]
 ) -> None:
     """Alone with everything resident; then together, under budgets, in chunks: the same bits."""
     path, prompts = written(name), golden.golden(name).prompts
-    alone = [run(kind, path, [p], 5, memory="100%", chunk=64)[0] for p in prompts]
+    single = alone(kind, path, prompts, 5)
     for options in (
         {"memory": "40%", "chunk": 1},
         {"memory": "60%", "chunk": 5, "scheduler": "lockstep", "readiness": "expert"},
     ):
         together = run(kind, path, prompts[::-1], 5, **options)[::-1]
-        for a, b in zip(alone, together, strict=True):
+        for a, b in zip(single, together, strict=True):
             assert a.tokens == b.tokens, options
             assert a.logits.tobytes() == b.logits.tobytes(), options
 
 
 @pytest.mark.rule("NUM-9")
-@pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("kind", ENGINES)
+@cases(EACH)
 def test_generating_equals_scoring_again(
     kind: str, name: str, written: Callable[[str], Path]
 ) -> None:
@@ -140,8 +176,7 @@ def test_generating_equals_scoring_again(
 
 
 @pytest.mark.rule("ROUTE-2", "ROUTE-6")
-@pytest.mark.parametrize("name", [n for n in EACH if families()[by_name(n).family].layouts])
-@pytest.mark.parametrize("kind", ENGINES)
+@cases([n for n in EACH if families()[by_name(n).family].layouts], also=lambda _: False)
 def test_experts_in_another_order(
     kind: str, name: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -153,7 +188,7 @@ def test_experts_in_another_order(
     assert verdict.error < TOLERANCE / 10, verdict
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", ["reference"])
 def test_experts_without_their_router_would_be_seen(
     kind: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -163,8 +198,7 @@ def test_experts_without_their_router_would_be_seen(
 
 
 @pytest.mark.rule("ATTN-5", "ATTN-6", "ATTN-7", "ATTN-8")
-@pytest.mark.parametrize("name", [n for n in EACH if "fp8" not in n])
-@pytest.mark.parametrize("kind", ENGINES)
+@cases([n for n in EACH if "fp8" not in n], also=lambda _: False)
 def test_heads_in_another_order(
     kind: str, name: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
