@@ -52,7 +52,8 @@ FAMILY_VARIANTS: tuple[Variant, ...] = (
     _v("mistral-yarn-mscales", {"rope": MSCALED}),
     _v("mistral-yarn-one-mscale", {"rope": {**YARN, "mscale": 0.5}}),
     _v("mistral-yarn-betas", {
-        "rope": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}, "head_dim": 16}),
+        "rope": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5,
+                 "original_max_position_embeddings": 512}, "head_dim": 16}),
     _v("mistral-llama3", {"rope": LLAMA3}),
     _v("mistral-llama3-old", {"rope": LLAMA3, "spelling": "old", "rope_theta": 5e5}),
     _v("mistral-longrope", {"rope": LONGROPE, "max_position_embeddings": 60}),

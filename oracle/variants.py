@@ -73,7 +73,7 @@ VARIANTS: tuple[Variant, ...] = (
 
 
 def by_name(name: str) -> Variant:
-    """The variant of that name; KeyError if there is none."""
+    """The variant of that name, of this set; KeyError if there is none."""
     return {v.name: v for v in VARIANTS}[name]
 
 
