@@ -207,6 +207,17 @@ class Terminal:
         before, self.seen = self.seen[: found.end()], self.seen[found.end():]
         return before
 
+    def interrupt(self, pattern: str) -> str:
+        """Ctrl-C at the prompt, until `pattern` is there: from showing the prompt until it waits
+        for a key, readline does not see a signal before the next one."""
+        for _ in range(20):
+            self.type("\x03")
+            try:
+                return self.until(pattern, 4.0)
+            except AssertionError:
+                assert self.process.poll() is None, self.seen
+        raise AssertionError(f"{pattern!r} is not in {self.seen!r}")
+
     def close(self) -> int:
         try:
             while os.read(self.end, 65536):
@@ -251,8 +262,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
         said = terminal.until(r"\[stopped: (\d+) tokens")
         assert "Traceback" not in said
         terminal.until("> ")
-        terminal.type("\x03")
-        terminal.until(r"again to leave, or /exit")
+        terminal.interrupt(r"again to leave, or /exit")
         terminal.until("> ")
         terminal.type("/reset\n")
         terminal.until(r"\[forgotten\]")
@@ -273,10 +283,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
 def test_twice_at_the_prompt_leaves(endless: Path) -> None:
     with Terminal(endless, "--engine", "reference") as terminal:
         terminal.until("> ")
-        terminal.type("\x03")
-        terminal.until("again to leave")
+        terminal.interrupt("again to leave")
         terminal.until("> ")
-        terminal.type("\x03")
-        said = terminal.until("interrupted")
+        said = terminal.interrupt("interrupted")
         assert "Traceback" not in said
         assert terminal.close() == 130
