@@ -63,6 +63,7 @@ class Replica(JaxModel):
             super().__init__(ckpt, **sizes)
         self._parted = PooledLayers(self.config, sizes["compute"], sizes["kv_dtype"])
         self._parts: dict[tuple[Any, ...], Any] = {}
+        self._angles: list[Any] = [None if t is None else np.asarray(t) for t in self._held.turns]
 
     def _make_pools(self, kv_dtype: Any) -> None:
         """KV is elsewhere."""
@@ -98,17 +99,15 @@ class Replica(JaxModel):
             return self._parts[key]
         of = jax.ShapeDtypeStruct
         at, x = of((t, 3), np.int32), of((t, self.config.hidden), np.float32)
-        turns: Any = held.turns[i]
-        if a.rope is not None and a.rope.by_prompt:
-            turns = of((t, a.rope.dims), np.float32)
+        turn = None if a.rope is None else of((t, a.rope.dims), np.float32)
         if name == "open":
             run, donate = self._parted.opened(piece), (1,)
             out = self._out if piece.source == "combine" else None
             embed = held.embed if piece.source == "embed" else None
-            given = (at, self._bank, out, held.layers[i], embed, turns)
+            given = (at, self._bank, out, held.layers[i], embed, turn)
         elif name == "kv":
             run, donate = self._parted.keys_values(spec), ()
-            given = (at, x, held.layers[i], turns)
+            given = (x, held.layers[i], turn)
         else:
             run, donate = self._parted.closed(spec), (1,)
             m, value = a.heads // a.cache_heads, a.cache_value_dim or a.kv_rank
@@ -125,16 +124,17 @@ class Replica(JaxModel):
         held = self._held
         at = tile.at[self._kind_of[i]]
         spec = self.config.layers[i]
-        mine = tile.turns.get(spec.attention.rope)  # type: ignore[arg-type]
-        turns = held.turns[i] if mine is None else mine
+        turn = tile.turns.get(spec.attention.rope)  # type: ignore[arg-type]
+        if turn is None and self._angles[i] is not None:
+            turn = self._angles[i][at[:, 2]]
         short = np.ascontiguousarray(at[:, :3])
         out = self._out if piece.source == "combine" else None
         embed = held.embed if piece.source == "embed" else None
         run = self._part("open", piece, i)
-        self._bank, x, q = run(short, self._bank, out, held.layers[i], embed, turns)
+        self._bank, x, q = run(short, self._bank, out, held.layers[i], embed, turn)
         if self.pool.overlap:
             self._ask(i, tile, at, np.asarray(q))
-        k, v = self._part("kv", piece, i)(short, x, held.layers[i], turns)
+        k, v = self._part("kv", piece, i)(x, held.layers[i], turn)
         if not self.pool.overlap:
             jax.block_until_ready(k)
             self._ask(i, tile, at, np.asarray(q))

@@ -6,6 +6,7 @@
 `reference.control.attention_serving` decides; one thread here tells it what happened and obeys.
 Replicas and memory devices have a dispatch thread each. For dense models, and for mixtures whose
 experts all fit on a replica; a mixture over its budget runs under `JaxEngine` with `Offloaded`.
+Either way tokens and logits are the bits of the monolithic engine (LAMINA-13).
 """
 
 from __future__ import annotations

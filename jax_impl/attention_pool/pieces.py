@@ -4,8 +4,10 @@
     keys_values  keys and values of the same input, in the type in which they are cached
     closed       attention's output, feed-forward or router
 
-Each takes `at` int32 [T, 3]: bank row, token, position. The bits of a row are those of the whole
-layer (LAMINA-13).
+`at` is int32 [T, 3]: bank row, token, position. `turn` [T, dims] are the rows' angles: an argument,
+not looked up in the program, for that would be fused with the rotation where only one of queries
+and keys is made, and rounded in another way. So the bits of a row are those of the whole layer
+(LAMINA-13).
 """
 
 from __future__ import annotations
@@ -28,15 +30,8 @@ class PooledLayers(Layers):
     def _attend(self, spec: LayerSpec) -> Attend:
         return Attend(spec.attention, self.config.norm, self.compute, self.kv_dtype)
 
-    def _turn(self, spec: LayerSpec, at: jax.Array, turns: jax.Array | None) -> jax.Array | None:
-        """The rows' angles: their own, or from the table by position."""
-        rope = spec.attention.rope
-        if turns is None or (rope is not None and rope.by_prompt):
-            return turns
-        return turns[at[:, 2]]
-
     def opened(self, piece: Piece) -> Callable[..., Any]:
-        """f(at, bank, out, w, embed, turns) -> (bank, x [T, H], q [T, G, M, D]); bank donated.
+        """f(at, bank, out, w, embed, turn) -> (bank, x [T, H], q [T, G, M, D]); bank donated.
 
         Keys and values are not made here: what only they need is not part of the program.
         """
@@ -45,22 +40,22 @@ class PooledLayers(Layers):
 
         def run(
             at: jax.Array, bank: Bank, out: jax.Array | None, w: Weights,
-            embed: jax.Array | None, turns: jax.Array | None,
+            embed: jax.Array | None, turn: jax.Array | None,
         ) -> tuple[Bank, jax.Array, jax.Array]:  # fmt: skip
             h = self._source(piece, at, bank, out, embed)
             x = self._norm(w, "attn_norm", h)
-            q, _, _ = self._attend(spec).rows(w, x, self._turn(spec, at, turns))
+            q, _, _ = self._attend(spec).rows(w, x, turn)
             return bank._replace(residual=bank.residual.at[at[:, 0]].set(h)), x, q
 
         return run
 
     def keys_values(self, spec: LayerSpec) -> Callable[..., Any]:
-        """f(at, x, w, turns) -> (k [T, G, D], v [T, G, Dv] or None) as they are cached."""
+        """f(x, w, turn) -> (k [T, G, D], v [T, G, Dv] or None) as they are cached."""
 
         def run(
-            at: jax.Array, x: jax.Array, w: Weights, turns: jax.Array | None
+            x: jax.Array, w: Weights, turn: jax.Array | None
         ) -> tuple[jax.Array, jax.Array | None]:
-            _, k, v = self._attend(spec).rows(w, x, self._turn(spec, at, turns))
+            _, k, v = self._attend(spec).rows(w, x, turn)
             kept: Any = KV_DTYPES[self.kv_dtype]
             return k.astype(kept), v.astype(kept) if spec.attention.cache_value_dim else None
 

@@ -1,0 +1,172 @@
+"""Runs engines over several CPU devices, in a process of its own; prints what happened as JSON.
+
+`JAX_NUM_CPU_DEVICES=5 python -m property_tests.lamina_child FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_impl.attention_pool.devices import Offloaded
+from jax_impl.attention_pool.engine import LaminaEngine
+from jax_impl.attention_pool.wire import Wire
+from jax_impl.engine import JaxEngine
+from oracle.checkers import check_log
+from oracle.tiny import tiny_config, write_checkpoint
+from reference.control.attention_wire import Protocol, WireBytes, event_of
+from reference.files.requests import Request
+from reference.vocab.errors import BadInput
+
+FOLDER = Path(sys.argv[1])
+COMMON = {"kv_block": 8, "chunk": 4, "ignore_eos": True, "compile_cache": FOLDER / "compiled"}
+REQUESTS = [
+    Request(str(n), tuple((n * 7 + 13 * i + i * i) % 90 + 3 for i in range(2 + 3 * n)), 4 + n,
+            temperature=0.7 * (n % 2), seed=n)
+    for n in range(6)
+]
+ROWS = sum(len(r.prompt) + (r.max_new_tokens or 0) - 1 for r in REQUESTS)
+
+
+def model(name: str, family: str = "llama", **overrides: Any) -> Path:
+    return write_checkpoint(FOLDER / name, tiny_config(family, **overrides), seed=3)
+
+
+def monolithic(path: Path, **options: Any) -> list[Any]:
+    """Each request's result from the ordinary engine, everything resident."""
+    sizes = {"max_running": 6, "max_rows": 8, "kv_tokens": 512} | COMMON | options
+    with JaxEngine.open(path, "100%", **sizes) as engine:
+        handles = engine.submit_all(REQUESTS, logits=True)
+        return [h.result(120.0) for h in handles]
+
+
+def same(found: list[Any], want: list[Any]) -> bool:
+    """Tokens and logits, bit for bit."""
+    return all(
+        f.error is None and f.tokens == w.tokens and f.logits.tobytes() == w.logits.tobytes()
+        for f, w in zip(found, want, strict=True)
+    )
+
+
+def pooled(
+    path: Path, want: list[Any], arrivals: list[int], lose: list[tuple[str, int]] = [],  # noqa: B006
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The same requests on pools, in the given order of arrival; then once more while devices are
+    lost, one after each first token of a request."""
+    sizes = {"max_batch": 2, "kv_tokens": 256, "check": True, "timed": True} | COMMON | options
+    with LaminaEngine.open(path, **sizes) as engine:
+        programs = [w.replica.programs for w in engine.workers]
+        handles = engine.submit_all([REQUESTS[i] for i in arrivals], logits=True)
+        found = {h.id: h.result(120.0) for h in handles}
+        told = engine.totals()
+        wire = WireBytes([s.attention for s in engine.config.layers], engine.config.hidden)
+        by_device = dict(engine.wire.by_device)
+        out = {
+            "same": same([found[str(n)] for n in range(6)], want),
+            "measured": sum(told["wire"][k] for k in ("q", "kv", "a")),
+            "formula": wire.attention(ROWS), "to_memory": told["wire"]["q"] + told["wire"]["kv"],
+            "to_memory_formula": wire.to_memory(ROWS),
+            "context": told["wire"].get("context", 0),
+            "context_formula": wire.context(ROWS, engine.options.batches),
+            "by_device": [by_device[d] for d in sorted(by_device)],
+            "quiet": engine.wire._protocol.quiet, "rows": told["rows"], "early": told["early"],
+            "asks": told["asks"], "hidden_s": told["hidden_s"], "attend_s": told["attend_s"],
+            "missing": engine.missing(), "failure": repr(engine.failure),
+            "compute_kv": sum(w.replica.kv_bytes for w in engine.workers),
+            "compute_pools": sum(len(w.replica._keys) for w in engine.workers),
+            "memory_kv": engine.pool.kv_bytes,
+            "replicas": len(engine.workers), "turns": sum(len(w.history) for w in engine.workers),
+        }  # fmt: skip
+        if lose:
+            handles = engine.submit_all(REQUESTS, logits=True)
+            for handle, (kind, number) in zip(handles, lose, strict=False):
+                next(iter(handle))
+                engine.lose(kind, number)
+            again = [h.result(120.0) for h in handles]
+            out |= {"lost_same": same(again, want), "lost_missing": engine.missing(),
+                    "lost_rows": engine.totals()["rows"] - told["rows"]}  # fmt: skip
+        out["no_new_programs"] = programs == [w.replica.programs for w in engine.workers]
+    return out
+
+
+def offloaded(path: Path, want: list[Any], memory: str, pools: Offloaded) -> dict[str, Any]:
+    """A mixture over its budget, attention elsewhere, under the engine's scheduler."""
+    sizes = {"max_running": 6, "max_rows": 8, "kv_tokens": 512, "keep_log": True} | COMMON
+    pools.wire = Wire(keep=True)
+    with JaxEngine.open(path, memory, model=pools, **sizes) as engine:
+        handles = engine.submit_all(REQUESTS, logits=True)
+        found = [h.result(120.0) for h in handles]
+        loads = engine.totals()["loads"]
+    protocol = Protocol()
+    for record in engine.records:
+        for plain in record.get("wire", ()):
+            protocol.take(event_of(plain))
+    wire = WireBytes([s.attention for s in engine.config.layers], engine.config.hidden)
+    return {
+        "same": same(found, want), "measured": pools.wire.attention, "loads": loads,
+        "formula": wire.attention(ROWS), "quiet": protocol.quiet, "tiles": protocol.finished,
+        "failure": repr(engine.failure), "violations": check_log(engine.records, complete=True)[:3],
+        "kv_bytes": pools.pool.kv_bytes,
+    }  # fmt: skip
+
+
+def refused(what: Callable[[], Any]) -> str:
+    """What an attempt that must fail says."""
+    try:
+        what()
+    except BadInput as error:
+        return str(error)
+    return "not refused"
+
+
+def main() -> dict[str, Any]:
+    assert len(jax.devices()) == 5
+    out: dict[str, Any] = {}
+    mha = model("mha", num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2)
+    want = monolithic(mha)
+    out["mha head 2, n=3"] = pooled(
+        mha, want, [0, 1, 2, 3, 4, 5], batches=3, memory_devices=2,
+        lose=[("replica", 0), ("memory", 1), ("replica", 1), ("memory", 0)],
+    )  # fmt: skip
+    gqa = model("gqa", num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=2,
+                head_dim=8)
+    want = monolithic(gqa)
+    out["gqa request 2, n=4, queue"] = pooled(
+        gqa, want, [5, 3, 1, 0, 2, 4], batches=4, memory_devices=2, partition="request",
+        order="queue", kv_tokens=64, lose=[("memory", 0), ("replica", 2)],
+    )  # fmt: skip
+    out["gqa head 2, n=2, no overlap"] = pooled(
+        gqa, want, [2, 0, 1, 5, 4, 3], batches=2, memory_devices=2, overlap=False
+    )
+    mqa = model("mqa", num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=1)
+    out["mqa request 2, n=1"] = pooled(
+        mqa, monolithic(mqa), [0, 1, 2, 3, 4, 5], memory_devices=2, partition="request"
+    )
+    moe = model("moe", "qwen3_moe", num_hidden_layers=2)
+    want = monolithic(moe)
+    out["moe 50%, head 2"] = offloaded(moe, want, "50%", Offloaded(2))
+    out["moe resident, n=2"] = pooled(moe, want, [4, 2, 0, 1, 3, 5], batches=2)
+    mla = model("mla", "deepseek_v2", num_hidden_layers=2)
+    out["mla 40%, no overlap"] = offloaded(
+        mla, monolithic(mla), "40%", Offloaded(1, overlap=False)
+    )
+    out["refused"] = {
+        "heads": refused(lambda: LaminaEngine.open(gqa, memory_devices=3, **COMMON)),
+        "mla heads": refused(lambda: JaxEngine.open(mla, "100%", model=Offloaded(2))),
+        "devices": refused(lambda: LaminaEngine.open(gqa, memory_devices=2, batches=6, **COMMON)),
+        "option": refused(lambda: LaminaEngine.open(gqa, batch=3)),
+        "order": refused(lambda: LaminaEngine.open(gqa, order="random")),
+        "kv": refused(lambda: LaminaEngine.open(gqa, kv_tokens=3)),
+    }
+    return out
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), default=lambda x: x.item() if isinstance(x, np.generic) else str(x)))

@@ -1,0 +1,114 @@
+"""Two pools in one process against the monolithic engine, bit for bit and byte for byte.
+
+The engines run in `lamina_child`, a process with five CPU devices; here is what it must have found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PIPELINES = {
+    # name: (memory devices, heads shared out, overlap, context moves exactly as in rotation)
+    "mha head 2, n=3": (2, True, True, True),
+    "gqa request 2, n=4, queue": (2, False, True, False),
+    "gqa head 2, n=2, no overlap": (2, True, False, True),
+    "mqa request 2, n=1": (2, False, True, True),
+    "moe resident, n=2": (1, True, True, True),
+}
+OFFLOADED = ("moe 50%, head 2", "mla 40%, no overlap")
+NOTHING = {"rows": 0, "blocks": 0, "requests": 0, "handles": 0}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("pools")
+    done = subprocess.run(
+        [sys.executable, "-m", "property_tests.lamina_child", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "5"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.rule("LAMINA-13", "LAMINA-2", "JAX-5")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pools_give_the_bits_of_the_monolithic_engine(ran: dict, name: str) -> None:
+    """Tokens, greedy and drawn, and the logits of every position; other orders of arrival."""
+    found = ran[name]
+    assert found["same"] and found["failure"] == "None"
+    assert found["missing"] == NOTHING
+    assert found["no_new_programs"]
+    early = found["early"] / found["asks"]
+    assert (early > 0.3) if PIPELINES[name][2] else (early == 0)
+    # Time that attention had to itself before its own keys came, only where queries go first.
+    assert (found["hidden_s"] > 0) == PIPELINES[name][2]
+
+
+@pytest.mark.rule("LAMINA-5", "LAMINA-10", "LAMINA-1")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_bytes_are_the_formula(ran: dict, name: str) -> None:
+    found, (devices, shared, _, exact) = ran[name], PIPELINES[name]
+    assert found["measured"] == found["formula"] > 0
+    assert found["to_memory"] == found["to_memory_formula"]
+    assert found["quiet"], "a tile is still under way in the protocol"
+    if shared:
+        assert found["by_device"] == [found["formula"] // devices] * devices
+    else:
+        assert sum(found["by_device"]) == found["formula"]
+    if exact:
+        assert found["context"] == found["context_formula"]
+    else:  # a queue keeps a batch where its context is, when it can
+        assert 0 < found["context"] <= found["context_formula"]
+    assert (found["context"] > 0) == (found["replicas"] > 1)
+
+
+@pytest.mark.rule("LAMINA-11")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_kv_is_in_the_memory_pool_and_nowhere_else(ran: dict, name: str) -> None:
+    found = ran[name]
+    assert found["compute_kv"] == found["compute_pools"] == 0
+    assert found["memory_kv"] > 0
+
+
+@pytest.mark.rule("LAMINA-21", "LAMINA-13", "LAMINA-1")
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_experts_offloaded_and_attention_elsewhere(ran: dict, name: str) -> None:
+    """A mixture under part of its experts' memory, the engine's own scheduler and log; MLA too."""
+    found = ran[name]
+    assert found["same"] and found["failure"] == "None"
+    assert found["loads"] > 20
+    assert found["measured"] == found["formula"]
+    assert found["quiet"] and found["tiles"] > 0
+    assert found["violations"] == [] and found["kv_bytes"] > 0
+
+
+@pytest.mark.rule("LAMINA-25")
+@pytest.mark.parametrize("name", [n for n in PIPELINES if n.startswith(("mha", "gqa request"))])
+def test_lost_devices_change_no_token(ran: dict, name: str) -> None:
+    """Replicas and memory devices forget all they hold while requests run."""
+    found = ran[name]
+    assert found["lost_same"] and found["lost_missing"] == NOTHING
+    # A lost memory device costs the rows of its requests again, whole texts at most each time.
+    assert found["rows"] < found["lost_rows"] < 6 * found["rows"]
+    if name.startswith("mha"):  # heads shared out: every request had a part of it
+        request = ran["gqa request 2, n=4, queue"]
+        assert found["lost_rows"] > request["lost_rows"]
+
+
+@pytest.mark.rule("LAMINA-3")
+def test_what_cannot_be_is_refused(ran: dict) -> None:
+    told = ran["refused"]
+    assert "1, 2" in told["heads"] and "divides the 2 KV heads" in told["heads"]
+    assert "divides the 1 KV heads" in told["mla heads"]
+    assert "jax_num_cpu_devices to 7" in told["devices"]
+    assert "no option batch" in told["option"]
+    assert "queue" in told["order"] and "one block" in told["kv"]
