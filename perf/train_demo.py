@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--work", required=True, help="folder for tokenizer, state and log")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("train")
-    one.add_argument("--steps", type=int, default=6000)
+    one.add_argument("--steps", type=int, default=3000)
     one.add_argument("--seed", type=int, default=1)
     one.add_argument("--peak", type=float, default=3e-3, help="greatest learning rate")
     one.add_argument("--drop", type=float, default=0.0, help="dropout on the residual")

@@ -93,6 +93,7 @@ def write_model(params: Params, shape: Shape, tokenizer: str, end: int, to: Path
     """Writes config.json, generation_config.json, tokenizer.json and model.safetensors."""
     to.mkdir(parents=True, exist_ok=True)
     save_file(tensors(params, shape), to / "model.safetensors", metadata={"format": "pt"})
+    (to / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
     generation = {"eos_token_id": end, "do_sample": False}
     for name, content in (("config.json", config(shape, end)),
                           ("generation_config.json", generation)):  # fmt: skip
