@@ -343,13 +343,6 @@ ALL: tuple[Mutant, ...] = (*CONTROL_MUTANTS, *EXECUTOR_MUTANTS)
 
 EQUIVALENT: list[dict[str, str]] = [
     {
-        "name": "evict-unused-in-evictable",
-        "proof": "cache.py `and not (slot in self.fresh and code in self.tasks)` -> `and True`: "
-        "`room` counts every such slot as kept, so a victim is asked for only while another slot "
-        "may go; that one's expert is wanted by nobody or came earlier, and `_oldest` offers what "
-        "nobody wants before what a task waits for.",
-    },
-    {
         "name": "barrier-asks-who-stands-there",
         "proof": "grouping.py `if r.stage == s.front: return` -> `if False: return`: the next "
         "front is the stage with the least (stage - front) mod count, which is 0 for the front "
