@@ -6,7 +6,6 @@ from the `ModelConfig` alone; matrices are [out, in].
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -146,26 +145,6 @@ def expert_shapes(config: ModelConfig, moe: MoeSpec) -> dict[str, Shape]:
         if moe.expert_bias:
             shapes[role + "_bias"] = (rows,)
     return shapes
-
-
-def expert_nbytes(config: ModelConfig, moe: MoeSpec) -> int:
-    """Bytes of one routed expert, from the description alone.
-
-    Where config.json names no dtype 16 bits are assumed; FP8 scales are taken as float32, which
-    is the widest that they come in.
-    """
-    total = 0
-    packed = moe.storage.packed
-    width = {"F32": 4, "F16": 2, "BF16": 2}[config.stored or "BF16"]
-    for role, shape in expert_shapes(config, moe).items():
-        if packed is None or role.endswith("_bias"):
-            size = width
-        elif role.endswith(SCALE):
-            size = 4 if packed.kind == "fp8_block" else 1
-        else:
-            size = 1
-        total += size * math.prod(shape)
-    return total
 
 
 def summarise(names: Iterable[str], limit: int = 1500) -> str:
