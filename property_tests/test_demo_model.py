@@ -41,7 +41,7 @@ the dishes, a table, three or four chairs, and the beds.
 EXCERPT_LOSS_MAX = 1.45
 """Nats a byte; the model has 1.443 on these lines, which open the book, and less further on."""
 PROMPT = "Once upon a time there was a"
-GREEDY = "\nservant of a man who had been able to be able to be able to be"
+GREEDY = "\nservant of a man who had been able to be able to be able to be\n"
 """24 tokens after PROMPT, by the readable engine."""
 
 
@@ -126,10 +126,11 @@ def test_knows_a_book_that_it_has_not_read(ckpt: Checkpoint, text: Text) -> None
     assert float(stated[1]) < 1.6
 
 
-def test_greedy_text(text: Text) -> None:
+@pytest.mark.parametrize("memory", ["25%", "100%"])
+def test_greedy_text(text: Text, memory: str) -> None:
     """The same words at a quarter of the experts' memory as with all of it."""
     prompt = text.encode(PROMPT, "test")
-    with ReferenceEngine.open(MODEL, memory="25%", ignore_eos=True) as engine:
+    with ReferenceEngine.open(MODEL, memory=memory, ignore_eos=True) as engine:
         result = engine.submit(Request("a", prompt, 24)).result()
     assert result.finish_reason == "length"
     assert text.decode(result.tokens) == GREEDY
