@@ -12,9 +12,7 @@ another's, and no shape depends on how many there are: hence the same bits (ENGI
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -24,6 +22,7 @@ import numpy as np
 
 from jax_impl import compile_cache
 from jax_impl.backend import backend
+from jax_impl.head import describe, versions
 from jax_impl.loop import Loop
 from jax_impl.model import JaxModel
 from jax_impl.options import (
@@ -152,6 +151,9 @@ class JaxEngine:
             f"{show_size(sizes.total)} held in all; reads are {loop.transfers.io}"
         )
         loop.begin()
+        if control.warm:
+            told.progress(f"reading {len(control.warm)} experts that were hot before")
+            loop.warmed.wait()  # WARM-1
         return cls(ckpt, told, control, sizes, loop, log, model)
 
     # -- requests
@@ -227,6 +229,10 @@ class JaxEngine:
             "held_bytes": self.sizes.total,
         }
 
+    def heat(self) -> dict[tuple[int, int], int]:
+        """How many visits have named each expert, by (layer, expert); see files/residency.py."""
+        return dict(self._loop.totals.heat)
+
     def why(self) -> str:
         """One paragraph on what limited the run so far."""
         return why(self.totals())
@@ -274,23 +280,3 @@ def check_request(config: ModelConfig, request: Request) -> None:
             f"{where}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new "
             f"ones; the model takes {config.max_position} together"
         )
-
-
-def describe(ckpt: Checkpoint) -> dict[str, Any]:
-    """The model, for the head of a log."""
-    c = ckpt.config
-    return {
-        "path": str(ckpt.path), "family": c.family, "hidden": c.hidden, "layers": len(c.layers),
-        "vocab": c.vocab, "experts": c.experts, "top_k": c.top_k,
-    }  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    """What the bits depend on: results are claimed for one machine and one set of these."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in ("covey", "jax", "jaxlib", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "unknown"
-    return found

@@ -19,7 +19,7 @@ from jax_impl.compute import Broken, Computer
 from jax_impl.holdings import Holdings, Resident, distinct
 from jax_impl.model import JaxModel
 from jax_impl.slots import SlotPool
-from jax_impl.steps import Outcome, Plan, prepare
+from jax_impl.steps import Outcome, Plan, checked, prepare
 from jax_impl.totals import Totals
 from jax_impl.transfer import Transferred, Transfers
 from reference.control import Scheduler
@@ -27,7 +27,6 @@ from reference.files.event_log import LogWriter
 from reference.handle import RequestHandle
 from reference.vocab import events as ev
 from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
-from reference.vocab.ids import ExpertKey
 from reference.vocab.sampling import Choice
 
 
@@ -74,6 +73,8 @@ class Loop:
         self._handles: dict[int, RequestHandle] = {}
         self._held = Holdings(model.rows, model.kinds, options.kv_block)
         self._step: Plan | None = None
+        self._guesses: set[int] = set()
+        self.warmed = threading.Event()
         self._stop: Stop | None = None
         self._lock = threading.Lock()
         self._next = 0
@@ -120,6 +121,8 @@ class Loop:
 
     def _run(self) -> None:
         try:
+            if self._scheduler.warming:  # there is something to read before anybody comes
+                self._obey()
             while not self._over():
                 for item in self._wait():
                     self._take(item)
@@ -158,6 +161,7 @@ class Loop:
             self.failure = self.failure or error
             self._stop = self._stop or Stop(0.0)
             left, self._handles = self._handles, {}
+        self.warmed.set()
         text = f"the engine failed: {type(error).__name__}: {error}" if error else None
         for handle in left.values():
             handle.end("error" if text else "cancelled", text)
@@ -199,7 +203,8 @@ class Loop:
     def _transferred(self, done: Transferred) -> None:
         ok = done.error is None
         if done.drained:
-            self.totals.load_ended(self._clock(), done.key, done.nbytes, ok)
+            guess = done.ticket in self._guesses
+            self.totals.load_ended(self._clock(), done.key, done.nbytes, ok, guess)
         if not ok:
             assert done.error is not None
             self._tell(ev.LoadFailed(done.ticket, done.error, done.drained))
@@ -227,7 +232,7 @@ class Loop:
                 self._sampled(event.request, outcome.chosen[event.request])
             elif isinstance(event, ev.Routed):
                 named = distinct(event.visit.layer, event.experts)
-                self.totals.routed(len(named), self._held.present(named))
+                self.totals.routed(named, self._held.present(named))
             self._tell(event)
 
     def _sampled(self, number: int, choice: Choice) -> None:
@@ -246,6 +251,8 @@ class Loop:
                     self._log.action(action, bytes=self.transfers.bytes_of(key))
                     self._held.clear(slot)
                     self.totals.load_started(self._clock())
+                    if action.guess:
+                        self._guesses.add(ticket)
                     self.transfers.start(ticket, key, slot)
                 case Compute():
                     self._start(action)
@@ -255,10 +262,14 @@ class Loop:
                 case Finish() | Reject():
                     self._log.action(action)
                     self._ended(action)
+        if not (self._scheduler.warming or self._scheduler.cache.loading()):
+            self.warmed.set()
 
     def _start(self, action: Compute) -> None:
         now = self._clock()
-        wrong, sums = self._verify(action)
+        wrong, sums = "", []
+        if self._check:
+            wrong, sums = checked(action, self._held, self._pool, self.transfers)
         self._log.action(action, **({"sum": sums} if sums else {}))
         self._step = prepare(action, self._held, self._chunk)
         self.totals.step_started(now)
@@ -266,16 +277,6 @@ class Loop:
             self.post(Outcome(action.step, wrong))
         else:
             self._computer.run(self._step)
-
-    def _verify(self, action: Compute) -> tuple[str, list[int]]:
-        """With `check`: do the slots still hold what was read into them? (S9, XFER-10)"""
-        wrong, sums = "", []
-        for expert, slot in action.slots if self._check else ():
-            key = ExpertKey(action.layer, expert)
-            sums.append(self._pool.checksum(slot, self.transfers.places(key)))
-            if sums[-1] != self._held.residents[slot].sum:
-                wrong = f"expert {expert} of layer {action.layer}: its bytes in memory changed"
-        return wrong, sums
 
     def _ended(self, action: Finish | Reject) -> None:
         self._held.end(action.request)

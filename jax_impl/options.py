@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from reference.files.budget import (
     slots_for,
 )
 from reference.files.checkpoint import Checkpoint
+from reference.files.residency import warm_order
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, Unsupported
@@ -53,6 +54,8 @@ class EngineOptions:
     tile          rows a device call; wide  rows of a larger one for prompts, used only where a
                   probe at the start finds equal bits (0: none)
     threads       loads at a time          io       auto | direct | buffered
+    warm          (layer, expert) pairs to read before the first request, the hottest first; the
+                  least hot of those that fit are read first, so that they are the first to go
     deadline_s    when a load is overdue   retries  further attempts after a failed load
     bulk_slots, bulk_every, max_lag        as in ControlOptions; they bound what a long prompt
                   takes from those who decode (ENGINE-11)
@@ -85,6 +88,7 @@ class EngineOptions:
     io: Io = "auto"
     deadline_s: float = 60.0
     retries: int = 2
+    warm: Sequence[tuple[int, int]] = ()
     bulk_slots: int = 0
     bulk_every: int = 2
     max_lag: int = 0
@@ -208,4 +212,5 @@ def control_options(
         kv_tokens=kv_tokens,
         kv_block=options.kv_block,
         retries=options.retries,
+        warm=warm_order(options.warm, sizes.slots),
     )

@@ -13,11 +13,13 @@ import numpy as np
 
 from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
+from jax_impl.slots import SlotPool
+from jax_impl.transfer import Transfers
 from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
 from reference.vocab.events import Event, Routed, Sampled
-from reference.vocab.ids import ENTRY, Visit
+from reference.vocab.ids import ENTRY, ExpertKey, Visit
 from reference.vocab.sampling import Choice
 
 
@@ -120,6 +122,19 @@ def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
         action.step, action.layer, tuple(members), tasks, rows, tokens, positions, tables, want,
         len(action.parts),
     )  # fmt: skip
+
+
+def checked(
+    action: Compute, held: Holdings, pool: SlotPool, transfers: Transfers
+) -> tuple[str, list[int]]:
+    """Do the slots still hold what was read into them? (why not or "", checksums) (S9, XFER-10)"""
+    wrong, sums = "", []
+    for expert, slot in action.slots:
+        key = ExpertKey(action.layer, expert)
+        sums.append(pool.checksum(slot, transfers.places(key)))
+        if sums[-1] != held.residents[slot].sum:
+            wrong = f"expert {expert} of layer {action.layer}: its bytes in memory changed"
+    return wrong, sums
 
 
 def execute(plan: Plan, model: JaxModel, eos: frozenset[int]) -> Outcome:

@@ -42,6 +42,9 @@ class Totals:
     prompt_tokens: int = 0
     requests: int = 0
     ended: dict[str, int] = field(default_factory=dict)
+    guesses: int = 0
+    guess_bytes: int = 0
+    heat: dict[ExpertKey, int] = field(default_factory=lambda: defaultdict(int))
     blamed: dict[ExpertKey, float] = field(default_factory=lambda: defaultdict(float))
     _now: float = 0.0
     _open: int = 0
@@ -90,10 +93,17 @@ class Totals:
         self._to(now)
         self._flying += 1
 
-    def load_ended(self, now: float, key: ExpertKey, nbytes: int, ok: bool) -> None:
-        """What was waited since the last blame is blamed on the load that ended the wait."""
+    def load_ended(
+        self, now: float, key: ExpertKey, nbytes: int, ok: bool, guess: bool = False
+    ) -> None:
+        """What was waited since the last blame is blamed on the load that ended the wait. Loads
+        that nobody had asked for (a warm start's) are counted apart."""
         self._to(now)
         self._flying -= 1
+        if guess:
+            self.guesses += 1
+            self.guess_bytes += nbytes if ok else 0
+            return
         self.loads += 1
         self.failed_loads += not ok
         self.bytes += nbytes if ok else 0
@@ -101,12 +111,14 @@ class Totals:
             self.blamed[key] += self._waited
             self._waited = 0.0
 
-    def routed(self, named: int, present: int) -> None:
-        """A visit has named so many distinct experts; `present` of them could be read at once."""
+    def routed(self, named: set[ExpertKey], present: int) -> None:
+        """A visit has named these experts; `present` of them could be read at once."""
         self.routings += 1
-        self.named += named
+        self.named += len(named)
         self.hits += present
-        self.full_hits += named == present
+        self.full_hits += len(named) == present
+        for key in named:
+            self.heat[key] += 1
 
     @property
     def busy_s(self) -> float:
@@ -141,6 +153,8 @@ class Totals:
             "bytes": self.bytes,
             "loads": self.loads,
             "failed_loads": self.failed_loads,
+            "guesses": self.guesses,
+            "guess_bytes": self.guess_bytes,
             "steps": self.steps,
             "visits": self.visits,
             "experts_named": self.named,
@@ -193,6 +207,11 @@ def why(totals: dict[str, Any]) -> str:
         f"{totals['hit_rate']:.0%} of the named experts were there already, and "
         f"{totals['full_hit_rate']:.0%} of the visits found all of theirs."
     )
+    if totals["guesses"]:
+        text += (
+            f" Before the first request {totals['guesses']} experts that had been hot were read "
+            f"({show_size(totals['guess_bytes'])})."
+        )
     text += " " + limit(totals)
     if totals["waiting_s"] > LITTLE * wall and totals["waited_for_layers"]:
         most = ", ".join(f"{la} ({s / wall:.0%})" for la, s in totals["waited_for_layers"][:3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from reference.files.budget import expert_budget, slot_size, slots_for
 from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import LogWriter, head_of
 from reference.files.requests import Request, check_ids
+from reference.files.residency import warm_order
 from reference.handle import RequestHandle
 from reference.numerics.model import Model
 from reference.simulator.costs import CostModel
@@ -47,6 +48,7 @@ class ReferenceEngine:
     scheduler, cache, readiness, fetch_order, chunk, max_running, ...: as in ControlOptions
     kv_tokens  KV capacity in tokens; 0 takes max_running requests of the model's length, at most
                4096 tokens each
+    warm       (layer, expert) pairs to read before the first request, the hottest first
     costs      how long things take in virtual time
     log        file for the event log; keep_log also keeps it in memory (`records`)
     dtype      np.float32, or np.float64 for the oracle
@@ -74,6 +76,7 @@ class ReferenceEngine:
         bulk_slots: int = 0,
         bulk_every: int = 2,
         max_lag: int = 0,
+        warm: Sequence[tuple[int, int]] = (),
         ignore_eos: bool = False,
         costs: CostModel | None = None,
         log: str | Path | None = None,
@@ -90,11 +93,12 @@ class ReferenceEngine:
         longest = min(config.max_position, 4096)
         if kv_tokens and kv_tokens < kv_block:
             raise BadInput(f"kv_tokens: {kv_tokens}; at least one block of {kv_block} expected")
+        slots = slots_for(self.budget, len(keys), slot, config.top_k)
         self.options = ControlOptions(
             layers=config.moe_layers,
             experts=config.experts,
             top_k=config.top_k,
-            slots=slots_for(self.budget, len(keys), slot, config.top_k),
+            slots=slots,
             chunk=chunk,
             grouping=scheduler,  # type: ignore[arg-type]
             readiness=readiness,  # type: ignore[arg-type]
@@ -108,6 +112,7 @@ class ReferenceEngine:
             kv_tokens=kv_tokens or max_running * -(-longest // kv_block) * kv_block,
             kv_block=kv_block,
             retries=retries,
+            warm=warm_order(warm, slots),
         )
         control = Scheduler(self.options)
         model = Model(self.checkpoint, dtype, kv_block, kv_dtype)  # type: ignore[arg-type]
@@ -128,6 +133,9 @@ class ReferenceEngine:
         self._next = 0
         self._lock = threading.RLock()
         self._closed = False
+        if self.options.warm:  # WARM-1
+            self.loop.at(0.0, list)
+            self.loop.run()
 
     @classmethod
     def open(cls, path: str | Path, **options: Any) -> ReferenceEngine:
@@ -147,6 +155,10 @@ class ReferenceEngine:
             "bound_s": t.bound_s, "loads": t.loads, "bytes": t.bytes, "steps": t.steps,
             "virtual": True,
         }  # fmt: skip
+
+    def heat(self) -> dict[tuple[int, int], int]:
+        """How many visits have named each expert, by (layer, expert); see files/residency.py."""
+        return dict(self.executor.heat)
 
     def submit(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,7 @@ class NumpyExecutor:
         self.now = now
         self.texts: dict[int, Text] = {}
         self.handles: dict[int, RequestHandle] = {}
+        self.heat: dict[tuple[int, int], int] = defaultdict(int)
 
     def submitted(self, handle: RequestHandle) -> None:
         """A request that will arrive."""
@@ -128,7 +130,10 @@ class NumpyExecutor:
         if h.layer is not None:
             text.outputs = np.full((*h.topk.shape, h.x.shape[1]), np.nan, h.x.dtype)
             visit = Visit(part.visit.request, part.visit.chunk, h.layer)
-            return [Routed(visit, tuple(map(tuple, h.topk.tolist())))]
+            experts = tuple(map(tuple, h.topk.tolist()))
+            for expert in {e for row in experts for e in row}:
+                self.heat[h.layer, expert] += 1
+            return [Routed(visit, experts)]
         return self._head(text, part.visit.request, start, h.logits, final)
 
     def _expert(self, text: Text, layer: int, expert: int, slot: int) -> None:

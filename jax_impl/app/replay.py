@@ -57,11 +57,15 @@ def options_of(head: dict[str, Any], name: str) -> ControlOptions:
         raise BadInput(f"{name}:1: no options in the head of the log")
     if unknown := sorted(given.keys() - known):
         raise BadInput(f"{name}:1: unknown option {unknown[0]!r}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    values: dict[str, Any] = {k: _tuples(v) for k, v in given.items()}
     try:
         return ControlOptions(**values)
     except TypeError as error:
         raise BadInput(f"{name}:1: options: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def replay(log: Log, name: str) -> Replayed:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from jax_impl.app import engines, sampling_flags
+from jax_impl.app import engines, residency, sampling_flags
 from jax_impl.app.answer import Answer
 from jax_impl.app.output import Progress, WholeFile, write_json
 from jax_impl.app.stops import Stopper, checked, watching
@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sampling_flags.arguments(parser)
     parser.add_argument("--ignore-eos", action="store_true",
                         help="go on to max_new_tokens whatever is sampled")
+    residency.arguments(parser)
     parser.add_argument("--json", metavar="OUT", type=Path, help="write results and totals here")
     parser.add_argument("--log", metavar="EVENTS", type=Path, help="write the event log here")
     parser.add_argument("--check", action="store_true",
@@ -59,7 +60,12 @@ def run(args: argparse.Namespace) -> int:
     options |= {"ignore_eos": args.ignore_eos, "log": args.log, "keep_log": args.check}
     if args.engine == "jax":
         options |= {"progress": progress.say, "check": args.check}
+    known = residency.before(args, model)
+    if known:
+        options["warm"] = tuple(known)
     with ExitStack() as stack:
+        keep = (stack.enter_context(WholeFile("--save-residency", args.save_residency))
+                if args.save_residency else None)
         out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
         interrupt = stack.enter_context(Interrupt())
         with engines.open_engine(args.engine, model, options) as engine:
@@ -71,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         # Closed: the log has its last record and the totals stand.
         totals = engines.totals_of(engine)
         why = explain(args.engine, totals, rows)
+        if keep:
+            residency.save(keep, model, engine, known)
         if out:
             write_json(out, {"requests": rows, "totals": totals | {"why": why}})
     for row in rows:

@@ -52,6 +52,10 @@ ORDERS: dict[str, Callable[[Scheduler, Request], tuple[int, ...]]] = {
 
 def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -> None:
     """Issue up to `channels` loads and claim for visits that need none (FETCH-2, FETCH-5)."""
+    if s.warming:
+        if not s.running and not s.draining:
+            return _warm(s, actions, channels)
+        s.warming = []
     if s.blocking and s.steps:
         return
     blocked = False
@@ -75,6 +79,19 @@ def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -
         channels -= 1
     if s.claims and not blocked:
         _claim_resident(s)
+
+
+def _warm(s: Scheduler, actions: list[Action], channels: int) -> None:
+    """FETCH-8: what the options name goes into free slots, while nobody runs who could name
+    more. Nobody has asked for these experts, so they are guesses, and one that fails is let be."""
+    while channels > 0 and s.warming and s.cache.free:
+        code = s.warming.pop(0)
+        slot = s.cache.free[-1]
+        ticket = s.cache.begin(slot, code, False, False)
+        actions.append(Load(ticket, ExpertKey(*s.key_of(code)), slot, guess=True))
+        channels -= 1
+    if not s.cache.free:
+        s.warming = []
 
 
 def _count_turn(s: Scheduler, bulk: bool) -> None:

@@ -27,7 +27,7 @@ class Scheduler:
         "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "floor", "front",
         "kv_free", "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step",
         "options", "pending", "queue", "routed_order", "running", "steps", "steps_since_bulk",
-        "terminal",
+        "terminal", "warming",
     )  # fmt: skip
 
     def __init__(self, options: ControlOptions) -> None:
@@ -57,6 +57,8 @@ class Scheduler:
         self.loads_since_bulk = 0
         self.steps_since_bulk = 0
         self.draining = False
+        place = {layer: i * options.experts for i, layer in enumerate(options.layers)}
+        self.warming = [place[layer] + expert for layer, expert in options.warm]
 
     # -- the two calls ---------------------------------------------------------------------
 
@@ -114,6 +116,7 @@ class Scheduler:
         new.loads_since_bulk = self.loads_since_bulk
         new.steps_since_bulk = self.steps_since_bulk
         new.draining = self.draining
+        new.warming = self.warming[:]
         return new
 
     def key(self) -> tuple:
@@ -138,6 +141,7 @@ class Scheduler:
             self.loads_since_bulk,
             self.steps_since_bulk,
             self.draining,
+            tuple(self.warming),
         )
 
     # -- shared with fetch.py and grouping.py ------------------------------------------------
@@ -195,5 +199,8 @@ def _check(o: ControlOptions) -> None:
             f"memory: {o.slots} expert slots; a token needs {o.top_k} experts at a time, so at "
             f"least {o.top_k} slots are needed"
         )
+    known = dict.fromkeys(o.layers, o.experts)
+    if len(set(o.warm)) < len(o.warm) or any(not 0 <= e < known.get(la, 0) for la, e in o.warm):
+        raise BadInput("warm: experts of this model expected, as (layer, expert), none twice")
     if o.chunk > o.max_rows:
         raise BadInput(f"chunk: {o.chunk}; at most max_rows = {o.max_rows} expected")

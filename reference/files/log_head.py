@@ -66,6 +66,11 @@ def check_head(head: Any, where: str) -> dict[str, Any]:
     return head
 
 
+def _is_key(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(
+        type(x) is int and x >= 0 for x in value)
+
+
 def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
     """The options of a head. Errors: BadInput names the option, its value and what is right."""
     options = head.get("options")
@@ -83,6 +88,10 @@ def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
             good = good and value == sorted(set(value))
             right = "an ascending list of layer numbers"
             value = tuple(value) if good else value
+        elif name == "warm":
+            good = isinstance(value, list) and all(_is_key(x) for x in value)
+            right = "a list of [layer, expert]"
+            value = tuple(map(tuple, value)) if good else value
         elif name in _WORDS:
             good, right = value in _WORDS[name], " or ".join(_WORDS[name])
         else:

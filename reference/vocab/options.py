@@ -41,6 +41,8 @@ class ControlOptions:
     kv_tokens:    KV capacity in tokens over all running requests
     kv_block:     tokens a KV block; reservations are whole blocks
     retries:      further attempts after a failed load (FETCH-6)
+    warm:         experts to read into free slots before the first request is admitted, as
+                  (layer, expert), in this order (FETCH-8)
     """
 
     layers: tuple[int, ...]
@@ -60,6 +62,7 @@ class ControlOptions:
     kv_tokens: int = 1 << 20
     kv_block: int = 64
     retries: int = 2
+    warm: tuple[tuple[int, int], ...] = ()
 
     def with_(self, **changes: object) -> ControlOptions:
         """A copy with some fields changed."""
