@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.attention_pool.converter import attention, convert
 from jax_impl.attention_pool.devices import Offloaded
 from jax_impl.attention_pool.engine import LaminaEngine
+from jax_impl.attention_pool.function import PooledFunction
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.engine import JaxEngine
 from oracle.checkers import check_log
@@ -126,6 +129,44 @@ def refused(what: Callable[[], Any]) -> str:
     return "not refused"
 
 
+@attention
+def my_attention(q: Any, k: Any, v: Any, cache: Any, at: Any) -> Any:
+    """A user's own: q, k, v [R, D]; cache [2, R, S, D]."""
+    cache = cache.at[:, jnp.arange(len(q)), at].set(jnp.stack([k, v]))
+    score = jnp.einsum("rd,rsd->rs", q, cache[0])
+    seen = jnp.arange(cache.shape[2])[None] <= at[:, None]
+    return jnp.einsum("rs,rsd->rd", jax.nn.softmax(jnp.where(seen, score, -1e30)), cache[1]), cache
+
+
+def my_step(w: Any, at: Any, cache: Any, x: Any) -> Any:
+    """A user's own step: two layers."""
+    new = []
+    for i in range(2):
+        a, one = my_attention(jnp.tanh(x @ w[i]), x @ w[i].T, x * 2, cache[i], at)
+        x, new = jnp.sin(x + a @ w[i]), [*new, one]
+    return x, new
+
+
+def function() -> dict[str, Any]:
+    """A user's function over two devices, three steps, each with the cache of the one before."""
+    draw = np.random.default_rng(0)
+    w = [draw.normal(size=(6, 6)).astype(np.float32) for _ in range(2)]
+    cache = [draw.normal(size=(2, 4, 8, 6)).astype(np.float32) for _ in range(2)]
+    x = draw.normal(size=(4, 6)).astype(np.float32)
+    at = np.array([2, 3, 0, 4], np.int32)
+    c = convert(my_step, (w, at, cache, x), free=(0, 1), cache=(2,))
+    here, there, local, equal, moved = jax.devices()[0], jax.devices()[1], cache, True, True
+    with PooledFunction(c, here, there) as pooled:
+        for step in range(3):
+            got, want = (f(w, at + step, k, x) for f, k in ((pooled.run, cache), (c.run, local)))
+            equal &= all(np.asarray(a).tobytes() == np.asarray(b).tobytes()
+                         for a, b in zip(got, want, strict=True))
+            moved &= got[0].devices() == {here} and got[1].devices() == {there}
+            x, cache, local = np.asarray(got[0]), list(got[1:]), list(want[1:])
+        return {"same": equal, "placed": moved, "measured": pooled.wire.attention,
+                "formula": 3 * 2 * 4 * x.nbytes, "kept": c.weights, "stream": x.nbytes}
+
+
 def main() -> dict[str, Any]:
     assert len(jax.devices()) == 5
     out: dict[str, Any] = {}
@@ -157,6 +198,7 @@ def main() -> dict[str, Any]:
     out["mla 40%, no overlap"] = offloaded(
         mla, monolithic(mla), "40%", Offloaded(1, overlap=False)
     )
+    out["function"] = function()
     out["refused"] = {
         "heads": refused(lambda: LaminaEngine.open(gqa, memory_devices=3, **COMMON)),
         "mla heads": refused(lambda: JaxEngine.open(mla, "100%", model=Offloaded(2))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 from random import Random
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,7 +18,12 @@ from hypothesis import strategies as st
 
 from jax_impl.attention_pool.converter import Converted, attention, convert
 from jax_impl.attention_pool.cuts import NoCut, Operator, Operators
+from jax_impl.attention_pool.decode_step import DecodeStep
 from jax_impl.attention_pool.mincut import Network
+from jax_impl.kv import block_shapes
+from jax_impl.layers import Bank, Piece
+from oracle.tiny import tiny_config, write_checkpoint
+from reference.files.checkpoint import Checkpoint
 from reference.vocab.errors import Unsupported
 
 # The cut
@@ -281,3 +287,54 @@ def test_two_attentions_side_by_side_and_a_cache_of_all_layers() -> None:
     for a, b in zip(c.whole(*args), c.run(*args, op_by_op=True), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     np.testing.assert_allclose(c.run(*args)[0], step(*args)[0], rtol=1e-5)
+
+
+# Our own families
+
+
+@pytest.mark.rule("LAMINA-23", "LAMINA-24")
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("qwen3_moe", {"mlp_only_layers": [0]}), ("gpt_oss", {}), ("deepseek_v3", {})],
+)
+def test_a_family_in_slices(family: str, more: dict, tmp_path: Path) -> None:
+    """The cut is the residual stream; slices are the whole, op by op, and the engine's own pieces
+    of a layer, op by op."""
+    config = tiny_config(family, num_hidden_layers=2, **more)
+    ckpt = Checkpoint.open(write_checkpoint(tmp_path / "m", config, seed=2))
+    built = DecodeStep(ckpt, max_len=16)
+    draw = np.random.default_rng(1)
+    rows, block, width = 8, 4, 4
+    caches = []
+    for s in ckpt.config.layers:
+        shapes = block_shapes(s.attention, block)
+        caches.append(tuple(
+            None if x is None else draw.normal(size=(rows * width + 1, *x)).astype(np.float32)
+            for x in shapes))  # fmt: skip
+    at = draw.integers(0, 16, rows).astype(np.int32)
+    places = {"tables": np.arange(rows * width, dtype=np.int32).reshape(rows, width),
+              "positions": at, "live": np.ones(rows, bool), "turns": built.turns(at)}
+    tokens = draw.integers(3, 90, rows).astype(np.int32)
+    args = (built.weights, places, caches, tokens)
+    c = convert(built.step, args, free=(0, 1), cache=(2,))
+    assert c.weights == [rows * ckpt.config.hidden * 4] * 2 and len(c.slices) == 3
+    whole, sliced = c.whole(*args), c.run(*args, op_by_op=True)
+    for a, b in zip(whole, sliced, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    # The engine's pieces of layer 0, run op by op: the same queries, keys and values.
+    free, kept, _ = c.start(*args)
+    first = c.slices[0]
+    q, between = first.queries(free, kept, None, op_by_op=True)
+    k, v, _, _ = first.rest(free, kept, None, between, op_by_op=True)
+    spec, layers = ckpt.config.layers[0], built.layers
+    hidden = jnp.zeros((rows + 1, ckpt.config.hidden), jnp.float32)
+    where = np.stack([np.arange(rows), tokens, at], axis=1).astype(np.int32)
+    opened = layers.opened(Piece("embed", spec))
+    w, turn = built.weights["layers"][0], places["turns"][0]
+    bank = Bank(hidden, hidden, hidden)
+    _, x, q2 = opened(where, bank, None, w, built.weights["embed"], turn)
+    k2, v2 = layers.keys_values(spec)(x, w, turn)
+    assert np.asarray(q).tobytes() == np.asarray(q2).tobytes()
+    assert np.asarray(k).tobytes() == np.asarray(k2).tobytes()
+    if v2 is not None:
+        assert np.asarray(v).tobytes() == np.asarray(v2).tobytes()

@@ -104,6 +104,15 @@ def test_lost_devices_change_no_token(ran: dict, name: str) -> None:
         assert found["lost_rows"] > request["lost_rows"]
 
 
+@pytest.mark.rule("LAMINA-23", "LAMINA-24")
+def test_a_users_function_over_two_devices(ran: dict) -> None:
+    """Converted, and run with its cache on the memory device: the bits of the slices in turn."""
+    found = ran["function"]
+    assert found["same"] and found["placed"]
+    assert found["measured"] == found["formula"]  # q, k, v and what was attended, all [R, D]
+    assert found["kept"] == [found["stream"]] * 2
+
+
 @pytest.mark.rule("LAMINA-3")
 def test_what_cannot_be_is_refused(ran: dict) -> None:
     told = ran["refused"]
