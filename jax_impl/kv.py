@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,6 +79,18 @@ def block_shapes(
     keys = (a.cache_heads, kv_block, a.cache_key_dim)
     values = (a.cache_heads, kv_block, a.cache_value_dim)
     return keys, values if a.cache_value_dim else None
+
+
+def make_pools(
+    a: AttentionSpec, kind: KvKind, kv_block: int, kv_dtype: KvDtype
+) -> tuple[jax.Array, jax.Array | None]:
+    """A layer's pools of keys and values [blocks + 1, ..], zeros."""
+    keys, values = (
+        None if shape is None else jnp.zeros((kind.blocks + 1, *shape), KV_DTYPES[kv_dtype])
+        for shape in block_shapes(a, kv_block)
+    )
+    assert keys is not None
+    return keys, values
 
 
 def kv_bytes(

@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, Table, block_shapes, kv_bytes, kv_kinds
+from jax_impl.expert_calls import CallShape, expert_calls
+from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, Table, kv_bytes, kv_kinds, make_pools
 from jax_impl.layers import Bank, Layers, Piece
 from jax_impl.probe import tiles_differ
 from jax_impl.programs import ExpertForm, Program, Programs, Progress, expert_forms
@@ -42,9 +43,9 @@ from jax_impl.stages import (
     stage_plan,
     tiles,
 )
-from jax_impl.supported import require_supported
+from jax_impl.supported import require_sizes, require_supported
 from reference.vocab.config import ModelConfig, MoeSpec, RopeSpec
-from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.errors import Unsupported
 from reference.vocab.ids import ENTRY
 
 __all__ = ["ExpertTask", "JaxModel", "Pending", "StageOut", "Table"]
@@ -104,23 +105,11 @@ class JaxModel:
         config: ModelConfig = ckpt.config
         where = str(ckpt.path)
         require_supported(config, where)
-        for name, value in (
-            ("rows", rows),
-            ("kv_blocks", kv_blocks),
-            ("max_len", max_len),
-            ("kv_block", kv_block),
-            ("tile", tile),
-        ):
-            if value < 1:
-                raise BadInput(f"{name}: {value}, need at least 1")
-        if wide % tile:
-            raise BadInput(f"wide: {wide}, need a multiple of tile {tile} or 0")
+        counts = {"rows": rows, "kv_blocks": kv_blocks, "max_len": max_len, "kv_block": kv_block}
+        require_sizes(tile, wide, counts)
         if compute not in ("f32", "bf16") or kv_dtype not in KV_DTYPES:
-            raise Unsupported(
-                where,
-                f"compute {compute}, kv_dtype {kv_dtype}",
-                "compute f32, bf16; kv_dtype f32, bf16, f16",
-            )
+            known = "compute f32, bf16; kv_dtype f32, bf16, f16"
+            raise Unsupported(where, f"compute {compute}, kv_dtype {kv_dtype}", known)
         self.config, self.rows, self.tile, self.max_len = config, rows, tile, max_len
         self.kv_block = kv_block
         self.kinds = kv_kinds(
@@ -157,17 +146,12 @@ class JaxModel:
 
     def _make_pools(self, kv_dtype: KvDtype) -> None:
         """KV pools of all layers, a block of padding in each."""
-        self._keys: list[jax.Array] = []
-        self._values: list[jax.Array | None] = []
-        for i, spec in enumerate(self.config.layers):
-            blocks = self.kinds[self._kind_of[i]].blocks + 1
-            keys, values = (
-                None if shape is None else jnp.zeros((blocks, *shape), KV_DTYPES[kv_dtype])
-                for shape in block_shapes(spec.attention, self.kv_block)
-            )
-            assert keys is not None
-            self._keys.append(keys)
-            self._values.append(values)
+        made = [
+            make_pools(spec.attention, self.kinds[self._kind_of[i]], self.kv_block, kv_dtype)
+            for i, spec in enumerate(self.config.layers)
+        ]
+        self._keys: list[jax.Array] = [keys for keys, _ in made]
+        self._values: list[jax.Array | None] = [values for _, values in made]
         self.kv_bytes = kv_bytes(self.config, self.kinds, self.kv_block, kv_dtype)
 
     def compile(self, progress: Progress = lambda text: None) -> None:
@@ -192,8 +176,8 @@ class JaxModel:
 
     def _compile_experts(self, tile: int, progress: Progress) -> None:
         for form in self._forms:
-            one = self._programs.experts(tile, form, 1, self._out, self._bank.x, progress)
-            if tile == self.tile and self._fused(one):
+            self._programs.experts(tile, form, 1, self._out, self._bank.x, progress)
+            if tile == self.tile and self._fused(form):
                 self._programs.experts(tile, form, FUSED, self._out, self._bank.x, progress)
 
     @property
@@ -228,29 +212,13 @@ class JaxModel:
         """
         moe = self.config.layers[layer].feed_forward
         assert isinstance(moe, MoeSpec)
-        calls: list[tuple[Any, ExpertForm, np.ndarray]] = []
-        for handle, rows, ranks in tasks:
-            split = tiles(len(rows), self.tile, self.wide)
-            length = sum(size for _, size in split)
-            where = np.stack([padded(rows, length, self.rows), padded(ranks, length, 0)])
-            form = ExpertForm.of(moe, self._roles, handle)
-            calls += [(handle, form, where[:, first : first + size]) for first, size in split]
-        at = 0
-        while at < len(calls):
-            now = calls[at : at + FUSED]
-            kinds = {(where.shape[1], form) for _, form, where in now}
-            _, form, where = now[0]
-            size = where.shape[1]
-            run = self._programs.experts(size, form, 1, self._out, self._bank.x)
-            if len(now) < FUSED or len(kinds) > 1 or size != self.tile or not self._fused(run):
-                now = now[:1]
-            else:
-                run = self._programs.experts(size, form, FUSED, self._out, self._bank.x)
+        shape = CallShape(self.tile, self.wide, self.rows, FUSED)
+        for form, where, handles in expert_calls(moe, self._roles, tasks, shape, self._fused):
+            count, _, size = where.shape
+            run = self._programs.experts(size, form, count, self._out, self._bank.x)
             self._make_room(run)
             # JAX-10: donated, so the old handle is dead once the call returns.
-            each = np.stack([where for _, _, where in now])
-            self._out = run(self._out, self._bank.x, each, tuple(handle for handle, _, _ in now))
-            at += len(now)
+            self._out = run(self._out, self._bank.x, where, handles)
 
     def advance(
         self,
@@ -266,8 +234,9 @@ class JaxModel:
         """
         return self._stage(layer, rows, None, positions, tables, want_logits)
 
-    def _fused(self, one: Program) -> bool:
-        """Whether several experts may run in one call, given the program for one of them."""
+    def _fused(self, form: ExpertForm) -> bool:
+        """Whether several experts of a form may run in one call."""
+        one = self._programs.experts(self.tile, form, 1, self._out, self._bank.x)
         return one.temporaries * FUSED <= AHEAD
 
     def _make_room(self, program: Program) -> None:

@@ -12,7 +12,7 @@ from reference.vocab.config import (
     RopeSpec,
     RouterSpec,
 )
-from reference.vocab.errors import Unsupported
+from reference.vocab.errors import BadInput, Unsupported
 
 
 def require_supported(config: ModelConfig, where: str) -> None:
@@ -29,6 +29,15 @@ def require_supported(config: ModelConfig, where: str) -> None:
         if isinstance(spec.feed_forward, MoeSpec):
             check.router(spec.feed_forward.router, spec.feed_forward.experts, here)
             check.storage(spec.feed_forward, here)
+
+
+def require_sizes(tile: int, wide: int, counts: dict[str, int]) -> None:
+    """Raises BadInput for a count below 1, or a wide tile that small ones do not fill."""
+    for name, value in (*counts.items(), ("tile", tile)):
+        if value < 1:
+            raise BadInput(f"{name}: {value}, need at least 1")
+    if wide % tile:
+        raise BadInput(f"wide: {wide}, need a multiple of tile {tile} or 0")
 
 
 class _Check:
