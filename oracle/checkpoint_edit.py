@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +50,24 @@ def edited(path: Path, out: Path, change: Callable[[Tensors], None]) -> Path:
                 data[begin:end] = np.ascontiguousarray(tensors[name]).tobytes()
         file.write_bytes(data)
     return out
+
+
+@contextmanager
+def header_edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """While it lasts, the header of the directory's one file is what `change` made of it; the data
+    is where it was. `change` is given name -> entry."""
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    entries = json.loads(whole[8 : 8 + length])
+    change(entries)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+    try:
+        yield
+    finally:
+        file.write_bytes(whole)
 
 
 def _opened(path: Path) -> tuple[ModelConfig, Family]:
