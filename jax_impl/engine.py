@@ -32,6 +32,7 @@ from jax_impl.options import (
     expert_keys,
     plan_sizes,
     silent,
+    wide_rows,
 )
 from jax_impl.slots import SlotPool
 from jax_impl.totals import why
@@ -92,7 +93,7 @@ class JaxEngine:
             kv_block=told.kv_block,
             texts=told.max_running,
             tile=told.tile,
-            wide=told.wide,
+            wide=wide_rows(ckpt, told),
             compute=told.compute,
             kv_dtype=told.kv_dtype,
         )

@@ -52,7 +52,8 @@ class EngineOptions:
                   requests of the model's length, at most 4096 tokens each, within kv_memory
     kv_block, kv_dtype   tokens a KV block; what K and V are rounded to
     tile          rows a device call; wide  rows of a larger one for prompts, used only where a
-                  probe at the start finds equal bits (0: none)
+                  probe at the start finds equal bits (0: none; None: 32 for models of 256 MiB
+                  and more, where it is worth its compilation)
     threads       loads at a time          io       auto | direct | buffered
     warm          (layer, expert) pairs to read before the first request, the hottest first; the
                   least hot of those that fit are read first, so that they are the first to go
@@ -83,7 +84,7 @@ class EngineOptions:
     kv_block: int = 64
     kv_dtype: KvDtype = "f32"
     tile: int = 8
-    wide: int = 0
+    wide: int | None = None
     threads: int = 4
     io: Io = "auto"
     deadline_s: float = 60.0
@@ -126,6 +127,17 @@ class EngineOptions:
         return cls(**given)
 
 
+WIDE, WIDE_FROM = 32, 256 << 20
+
+
+def wide_rows(ckpt: Checkpoint, options: EngineOptions) -> int:
+    """Rows of the larger tile that a run asks for, 0 for none."""
+    if options.wide is not None:
+        return options.wide
+    large = ckpt.non_expert_bytes + ckpt.experts_bytes >= WIDE_FROM
+    return WIDE if large and WIDE % options.tile == 0 else 0
+
+
 def expert_keys(ckpt: Checkpoint) -> list[ExpertKey]:
     """Every routed expert of the model."""
     config = ckpt.config
@@ -144,8 +156,9 @@ def plan_sizes(ckpt: Checkpoint, options: EngineOptions) -> tuple[Sizes, int]:
     kv_tokens = options.kv_tokens // options.kv_block * options.kv_block
     if options.kv_tokens and not kv_tokens:
         raise BadInput(f"kv_tokens: {options.kv_tokens}; at least one block of {options.kv_block}")
-    kv_tokens = kv_tokens or fitting_kv(config, options)
-    kv = pool_bytes(config, options, kv_tokens)
+    tile = max(options.tile, wide_rows(ckpt, options))
+    kv_tokens = kv_tokens or fitting_kv(config, options, tile)
+    kv = pool_bytes(config, options, kv_tokens, tile)
     rows = bank_rows(options) * config.hidden * 4 * (2 + config.top_k)
     held = sum(_held_bytes(ckpt.tensor(role)) for role in ckpt.roles)
     budget = expert_budget(options.memory, len(keys), slot, held + kv + rows)
@@ -160,26 +173,27 @@ def _held_bytes(ref: TensorRef) -> int:
     return ref.nbytes * (2 if widened else 1)
 
 
-def pool_bytes(config: ModelConfig, options: EngineOptions, kv_tokens: int) -> int:
-    """Bytes of all KV pools that hold kv_tokens tokens (whole blocks) of running requests."""
+def pool_bytes(config: ModelConfig, options: EngineOptions, kv_tokens: int, tile: int) -> int:
+    """Bytes of all KV pools that hold kv_tokens tokens (whole blocks) of running requests; `tile`
+    is the most rows of a device call."""
     kinds = kv_kinds(
         config,
         kv_block=options.kv_block,
         kv_blocks=kv_tokens // options.kv_block,
         max_len=min(config.max_position, kv_tokens),
-        tile=max(options.tile, options.wide),
+        tile=tile,
         texts=options.max_running,
     )
     return kv_bytes(config, kinds, options.kv_block, options.kv_dtype)
 
 
-def fitting_kv(config: ModelConfig, options: EngineOptions) -> int:
+def fitting_kv(config: ModelConfig, options: EngineOptions, tile: int) -> int:
     """KV capacity in tokens (whole blocks): what max_running requests of the model's length need,
     bounded by kv_memory but never below one block."""
     limit, size = parse_size(options.kv_memory), options.kv_block
     longest = min(config.max_position, MAX_LEN_ASSUMED)
     blocks = range(1, options.max_running * -(-longest // size) + 1)
-    over = bisect_right(blocks, limit, key=lambda n: pool_bytes(config, options, n * size))
+    over = bisect_right(blocks, limit, key=lambda n: pool_bytes(config, options, n * size, tile))
     return max(1, over) * size
 
 

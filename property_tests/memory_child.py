@@ -41,6 +41,7 @@ def main(path: str, memory: str, io: str, cache: str) -> dict[str, object]:
         memory,
         io=io,
         chunk=16,
+        wide=0,
         max_running=8,
         kv_tokens=4096,
         kv_memory="64MiB",

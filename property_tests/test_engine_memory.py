@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import COMPILED, FOLDER, events, opened, request, results_of
+from engines import COMPILED, FOLDER, checkpoint, events, opened, request, results_of
 
-from jax_impl.options import EngineOptions, plan_sizes
+from jax_impl.options import EngineOptions, plan_sizes, wide_rows
 from jax_impl.slots import PAGE, SlotPool
 from oracle.tiny import tiny_config, write_checkpoint
 from reference.files.checkpoint import Checkpoint
@@ -133,7 +133,7 @@ def _anonymous() -> int:
     return int(text.split("RssAnon:")[1].split()[0]) * 1024
 
 
-@pytest.mark.rule("ENGINE-1", "ENGINE-12")
+@pytest.mark.rule("ENGINE-1", "ENGINE-12", "JAX-12")
 def test_sizes_are_known_from_the_headers_alone(large: Path) -> None:
     with Checkpoint.open(large) as ckpt:
         sizes, kv_tokens = plan_sizes(ckpt, EngineOptions(memory="25%", kv_memory="64MiB"))
@@ -143,3 +143,9 @@ def test_sizes_are_known_from_the_headers_alone(large: Path) -> None:
         assert sizes.resident == ckpt.non_expert_bytes
         assert kv_tokens % 64 == 0 and sizes.kv <= (64 << 20) + sizes.kv * 64 // kv_tokens
         assert sizes.total >= sizes.budget + sizes.kv + sizes.resident
+        # JAX-12: a larger tile is asked for where the model is large enough to be worth it.
+        assert wide_rows(ckpt, EngineOptions()) == 32
+        assert [wide_rows(ckpt, EngineOptions(wide=n)) for n in (0, 16)] == [0, 16]
+        assert wide_rows(ckpt, EngineOptions(tile=5)) == 0
+    with Checkpoint.open(checkpoint()) as small:
+        assert wide_rows(small, EngineOptions()) == 0
