@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,6 +169,20 @@ down = "e.{e}.d"
                 other = naive_logits(ckpt, list(prompt), kv_block=64)
                 assert np.abs(other - want[: len(prompt)]).max() > 1e-3, line
     assert misfits == ["norm.kind", "attention.sinks", "attention.qk_norm", "shared.gated"]
+
+
+@pytest.mark.rule("MODEL-2")
+def test_the_page_names_every_family_and_its_example_is_one() -> None:
+    page = (FOLDER.parents[2] / "docs" / "families.md").read_text("utf-8")
+    table, rest = page.split("Ropes:", 1)
+    words = set(re.findall(r"[a-z0-9_]+", table))
+    assert set(FAMILIES) <= words
+    example = rest.split("```toml\n", 1)[1].split("```", 1)[0]
+    tables = {f.stem: tomllib.loads(f.read_text("utf-8")) for f in FOLDER.glob("*.toml")}
+    family = family_files._family(family_files._inherited(tomllib.loads(example), tables))
+    assert family.config.keys() <= FIELDS.keys()
+    assert family.config["attention.qk_norm"].words == {"true": "head", "false": "none"}
+    assert family.layer["q"] == families()["qwen3_moe"].layer["q"]
 
 
 @pytest.mark.rule("MODEL-2")
