@@ -237,6 +237,29 @@ def test_bank_and_pools_stay_where_they_are(case: Case) -> None:
     assert places() == before
 
 
+@pytest.mark.rule("JAX-17")
+def test_temporaries_in_flight_are_bounded(wide: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one call of the largest the model waits between calls, and no bit changes."""
+    model, free = wide.model, alone(wide, words(8, 25), [25, 1], list(range(8)))
+    programs = (*model._programs._pieces.values(), *model._programs._experts.values())
+    room = max(program.temporaries for program in programs)
+    assert room > 0
+    most, waits, wait = 0, 0, model.wait
+
+    def watched() -> None:
+        nonlocal most, waits
+        most, waits = max(most, model._ahead), waits + 1
+        wait()
+
+    monkeypatch.setattr(model, "wait", watched)
+    monkeypatch.setattr("jax_impl.model.AHEAD", room)
+    again = Text(words(8, 25), [25, 1], list(range(8)))
+    run_together(model, wide.experts, [again], Random(0))
+    assert again.told == free.told
+    assert waits >= 3
+    assert 0 < most <= room
+
+
 @pytest.mark.rule("JAX-9")
 def test_only_wanted_logits_are_made(case: Case) -> None:
     full = alone(case, words(6, 11), [11], [0, 1, 2])
