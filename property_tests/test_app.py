@@ -59,7 +59,7 @@ def test_the_help_of_a_command_needs_no_jax(command: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rum"], "covey: no command 'rum'; there are: run, "),
+        (["rum"], "covey: no command 'rum'; there are: demo, plan, run, "),
         (["check"], "covey check: error: the following arguments are required: EVENTS"),
         (["check", "--incompl", "x"], "covey check: error: unrecognized arguments: --incompl"),
         (["check", "/nowhere/at/all"], "covey check: /nowhere/at/all: "),

@@ -71,7 +71,7 @@ class Totals:
 
     @property
     def bound_s(self) -> float:
-        """No schedule with these steps and these loads is faster than this."""
+        """No schedule with these steps and these loads is faster than this (SIM-4)."""
         return max(self.compute_s, self.channel_s)
 
 
@@ -175,6 +175,6 @@ class VirtualLoop:
         return [LoadFailed(action.ticket, error)]
 
     def _computed(self, action: Compute) -> list[Event]:
-        # The step reads its slots only now: had one been given away meanwhile, it would show.
+        # SIM-3: the step reads its slots only now; had one been given away, it would show.
         self._computing = False
         return self.executor.run(action)
