@@ -1,5 +1,7 @@
-"""Attention offloading: how many devices for a model and a load (`covey lamina plan`), and what the
-paper's tables give when computed again (`covey lamina tables`). No device is needed for either."""
+"""Attention offloading: how many devices for a model and a load (`covey lamina plan`), what the
+paper's tables give when computed again (`covey lamina tables`), and a picture of the pipeline at
+work on this machine's CPU (`covey lamina picture`). `covey demo --lamina` shows that it is exact.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from jax_impl.app.output import WholeFile
 from reference.files.checkpoint import Checkpoint
 from reference.simulator.lamina import plan, tables
 from reference.simulator.lamina.costs import Efficiency
@@ -60,12 +63,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     p.add_argument("--bytes", type=int, default=2, help="bytes of an element of weights and KV")
     p.add_argument("--json", type=Path)
     what.add_parser("tables", help="the paper's tables, computed again", allow_abbrev=False)
+    p = what.add_parser(
+        "picture", help="run the built-in model over two pools and draw it", allow_abbrev=False
+    )
+    p.add_argument("out", type=Path, help="the PNG to write (needs matplotlib)")
+    p.add_argument("--batches", type=int, default=3, help="batches in flight")
+    p.add_argument("--memory-devices", type=int, default=2)
+    p.add_argument("--order", choices=("rotation", "queue"), default="rotation")
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan or tables; status 1 when no configuration keeps the limits."""
     if args.what == "tables":
         print("\n".join(table_lines()))
+        return 0
+    if args.what == "picture":
+        from jax_impl.attention_pool import lamina_demo
+
+        for name in ("batches", "memory_devices"):
+            if getattr(args, name) < 1:
+                raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
+        with WholeFile("picture", args.out, "wb") as out:
+            lamina_demo.picture(out.file, args.batches, args.memory_devices, args.order)
+            out.commit()
         return 0
     return _plan(args)
 

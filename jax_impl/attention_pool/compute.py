@@ -6,6 +6,7 @@ keys and values; `close_layer` goes on with what came back. One dispatch thread 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,9 @@ class Replica(JaxModel):
             mine = k[rows, share.start : share.stop]
             values = None if v is None else v[rows, share.start : share.stop]
             self.wire.send("kv", tile.number, i, part.device, mine, values)
-            self.pool.devices[part.device].post(Tell(tile.number, i, mine, values))
+            self.pool.devices[part.device].post(
+                Tell(tile.number, i, mine, values, time.monotonic())
+            )
 
     def close_layer(self, piece: Piece, i: int, tile: Tile, answers: Sequence[Answer]) -> Any:
         """Go on behind the attention with what all of the tile's devices answered; what the

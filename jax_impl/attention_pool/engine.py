@@ -83,6 +83,8 @@ class LaminaEngine:
         self.failure: BaseException | None = None
         self.tokens = self.rows = 0
         self.began = time.monotonic()
+        self.batch_of_tile: dict[int, int] = {}
+        """With `timed`: whose every tile was, for a picture."""
         self._ckpt, self._serving, self._seats = ckpt, serving, seats
         self._longest = workers[0].replica.max_len
         self._eos = frozenset() if options.ignore_eos else frozenset(ckpt.config.eos)
@@ -278,6 +280,8 @@ class LaminaEngine:
             self.rows += len(aboard.rows)
             for tile in aboard.tiles:
                 self._batch_of[tile.number] = batch
+                if self.options.timed:
+                    self.batch_of_tile[tile.number] = batch
         aboard, context = self._aboard[batch], None
         if turn.held not in (-1, turn.replica):
             context = self._context[batch]

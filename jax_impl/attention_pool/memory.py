@@ -45,12 +45,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Tell:
-    """The tile's own keys [rows, G', D] and values [rows, G', Dv] (None: they are in the keys)."""
+    """The tile's own keys [rows, G', D] and values [rows, G', Dv] (None: they are in the keys).
+
+    sent  when it was sent, on the monotonic clock
+    """
 
     tile: int
     layer: int
     k: np.ndarray
     v: np.ndarray | None
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Answer:
 
 @dataclass
 class Busy:
-    """Seconds of attention on one device, and of them those before the tile's own keys came."""
+    """Seconds of attention on one device, and of them those before the tile's own keys and values
+    were sent, during which the compute pool made them. Exact only with `timed`."""
 
     attend_s: float = 0.0
     hidden_s: float = 0.0
@@ -119,6 +124,8 @@ class MemoryDevice:
     ) -> None:
         self.number, self.device, self.options, self.wire = number, device, options, wire
         self.busy = Busy()
+        self.history: list[tuple[int, int, float, float]] = []
+        """With `timed`: (tile, layer, began, ended) of every piece of attention."""
         self._specs = [s.attention for s in config.layers]
         self._kind = {i: k for kind in options.kinds for i in kind.layers for k in [kind]}
         self._programs: dict[tuple[Any, ...], Any] = {}
@@ -276,10 +283,11 @@ class MemoryDevice:
         if self.options.timed:
             jax.block_until_ready(opened.part)
             opened.done = time.monotonic()
+            self.history.append((opened.ask.tile, i, opened.began, opened.done))
 
     def _finish(self, opened: _Open, tell: Tell) -> None:
         """LAMINA-2: store the own keys and values, merge the own position last, answer."""
-        i, n, told = tell.layer, len(tell.k), time.monotonic()
+        i, n, taken = tell.layer, len(tell.k), time.monotonic()
         k = _padded(tell.k, self.options.tile)
         v = None if tell.v is None else _padded(tell.v, self.options.tile)
         tables, positions = opened.at[:, 1:], opened.at[:, 0]
@@ -288,14 +296,18 @@ class MemoryDevice:
         self.keys[i], self.values[i] = run(
             self.keys[i], self.values[i], k, v, tables, positions, live
         )
-        began = opened.began or time.monotonic()
-        if opened.part is None:
+        early = opened.part is not None
+        if not early:
             self._attend_past(opened)
         run = self._program("own", i)
         y = np.asarray(run(opened.part, opened.q, k, v, self._sinks[i]))[:n]
-        ended = time.monotonic()
-        self.busy.attend_s += ended - max(told, began) + max(0.0, min(opened.done, told) - began)
-        self.busy.hidden_s += max(0.0, min(opened.done, told) - began)
+        if early and self.options.timed:
+            self.busy.hidden_s += max(0.0, min(opened.done, tell.sent) - opened.began)
+            self.busy.attend_s += opened.done - opened.began + time.monotonic() - taken
+        else:
+            self.busy.attend_s += time.monotonic() - taken
+        if self.options.timed:
+            self.history.append((tell.tile, i, taken, time.monotonic()))
         self.wire.send("a", tell.tile, i, self.number, y)
         self._answer(Answer(tell.tile, i, self.number, y))
 

@@ -1,0 +1,207 @@
+"""Monolithic against pooled attention, with long contexts, on this machine.
+
+    python -m perf.lamina [--contexts 1024,4096,16384] [--repeats 5]
+
+Both pools are CPU devices here: they share cores and memory, so nothing can become faster than the
+bound of one machine; what is measured is what offloading costs, what Q-first hides, how many bytes
+go over, and how far each is from that bound. KV is filled with random numbers, not by prefill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+
+import jax
+import numpy as np
+
+from jax_impl.attention_pool.devices import Offloaded
+from jax_impl.attention_pool.engine import LaminaEngine
+from jax_impl.attention_pool.wire import Wire
+from jax_impl.kv import Table
+from jax_impl.model import JaxModel
+from oracle.tiny import tiny_config, write_checkpoint
+from perf.record import write_result
+from reference.control.attention_rotation import Steady, replicas_of
+from reference.control.attention_wire import WireBytes
+from reference.files.checkpoint import Checkpoint
+from reference.files.requests import Request
+
+BLOCK, TILE = 64, 8
+
+
+def model(folder: Path, kv_heads: int, longest: int) -> Path:
+    """A dense decoder: 4 layers, hidden 512, 8 heads of 64."""
+    config = tiny_config(
+        "llama", hidden_size=512, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=kv_heads, head_dim=64, intermediate_size=1536, vocab_size=1024,
+        max_position_embeddings=longest + 64,
+    )  # fmt: skip
+    return write_checkpoint(folder / f"kv{kv_heads}", config, seed=1)
+
+
+def read_rate() -> float:
+    """Bytes/s at which one thread reads memory here."""
+    block = np.ones(64 << 20, np.float32)
+    best = min(_timed(lambda: block.sum()) for _ in range(5))
+    return block.nbytes / best
+
+
+def _timed(run: Any) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+class Steps:
+    """Decode steps of `rows` requests at one context length, again and again at one position."""
+
+    def __init__(self, ckpt: Checkpoint, make: Any, rows: int, context: int) -> None:
+        each = -(-(context + 1) // BLOCK)
+        self.model = make(
+            ckpt, rows=rows, kv_blocks=rows * each, max_len=each * BLOCK, kv_block=BLOCK,
+            texts=rows, tile=TILE, wide=0, compute="f32", kv_dtype="f32",
+        )  # fmt: skip
+        self.model.compile()
+        tables = [Table((tuple(range(r * each, (r + 1) * each)),)) for r in range(rows)]
+        ids = [(17 * r) % 900 for r in range(rows)]
+        self._args = (list(range(rows)), ids, [context] * rows, tables, [True] * rows)
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        return _timed(lambda: self.model.enter(*self._args).get())
+
+    def times(self, repeats: int) -> list[float]:
+        self.step()
+        return [self.step() for _ in range(repeats)]
+
+
+def fill(pools: list[Any], seed: int) -> None:
+    """Random keys and values in place of zeros."""
+    rng = np.random.default_rng(seed)
+    for i, pool in enumerate(pools):
+        one = rng.normal(size=(min(64, pool.shape[0]), *pool.shape[1:])).astype(np.float32)
+        many = np.resize(one, pool.shape)
+        pools[i] = jax.device_put(many, next(iter(pool.devices())))
+
+
+def steps(folder: Path, contexts: list[int], repeats: int, rate: float) -> list[dict[str, Any]]:
+    """Step times of the same requests, monolithic, pooled with and without Q first."""
+    out = []
+    for kv_heads in (2, 8):
+        for context in contexts:
+            for rows in (8, 16):
+                held = rows * context * kv_heads * 64 * 2 * 4 * 4
+                if held > 2.2e9:
+                    continue
+                with Checkpoint.open(model(folder, kv_heads, max(contexts))) as ckpt:
+                    out.append(_compare(ckpt, kv_heads, context, rows, repeats, rate))
+                print(out[-1], flush=True)
+    return out
+
+
+def _compare(
+    ckpt: Checkpoint, kv_heads: int, context: int, rows: int, repeats: int, rate: float
+) -> dict[str, Any]:
+    weights = sum(ckpt.tensor(role).nbytes for role in ckpt.roles)
+    cached = rows * context * kv_heads * 64 * 2 * 4 * 4
+    row: dict[str, Any] = {
+        "kv_heads": kv_heads, "context": context, "requests": rows,
+        "weight_bytes": weights, "kv_bytes": cached, "bound_s": (weights + cached) / rate,
+    }  # fmt: skip
+    whole = Steps(ckpt, JaxModel, rows, context)
+    fill(whole.model._keys, 1)
+    fill(whole.model._values, 2)
+    found = whole.times(repeats)
+    row |= {"monolithic_s": min(found), "monolithic_median_s": statistics.median(found)}
+    want = whole.model.enter(*whole._args).get().logits
+    del whole
+    wire = WireBytes([s.attention for s in ckpt.config.layers], ckpt.config.hidden)
+    for name, overlap in (("q_first", True), ("plain", False)):
+        pools = Offloaded(1, overlap=overlap, timed=overlap, wire=Wire())
+        mine = Steps(ckpt, pools, rows, context)
+        device = pools.pool.devices[0]
+        fill(device.keys, 1)
+        fill(device.values, 2)
+        mine.step()
+        before, sent = _busy(device), pools.wire.attention
+        times = [mine.step() for _ in range(repeats)]
+        busy = _busy(device)
+        got = mine.model.enter(*mine._args).get().logits
+        row[f"{name}_s"], row[f"{name}_median_s"] = min(times), statistics.median(times)
+        row[f"{name}_same_bits"] = all(got[i].tobytes() == want[i].tobytes() for i in want)
+        measured = (pools.wire.attention - sent) // (repeats + 1)
+        row["bytes_measured"], row["bytes_formula"] = measured, wire.attention(rows)
+        if overlap:
+            attend = busy[0] - before[0]
+            row["attention_s"] = attend / repeats
+            row["hidden_share"] = (busy[1] - before[1]) / attend
+        mine.model.end()
+    row["limited_by"] = "reading the cache" if cached > weights else "reading weights"
+    return row
+
+
+def _busy(device: Any) -> tuple[float, float]:
+    return device.busy.attend_s, device.busy.hidden_s
+
+
+def rotation(folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """LaminaEngine with one to three batches in flight, real prompts: tokens/s while decoding."""
+    path = model(folder, 2, 1024)
+    prompt, new = 512, 24
+    requests = [
+        Request(f"r{n}", tuple((31 * n + 7 * i) % 1000 for i in range(prompt)), new)
+        for n in range(12)
+    ]
+    out = []
+    for batches in (1, 2, 3):
+        with LaminaEngine.open(
+            path, batches=batches, memory_devices=1, max_batch=12 // batches, chunk=64,
+            kv_tokens=12 * 640, ignore_eos=True, timed=True,
+        ) as engine:  # fmt: skip
+            rates = []
+            for _ in range(max(1, repeats // 2)):
+                handles = engine.submit_all(requests)
+                results = [h.result(1200.0) for h in handles]
+                first = max(r.token_s[0] for r in results)
+                last = min(r.token_s[-1] for r in results)
+                tokens = sum(first < t <= last for r in results for t in r.token_s)
+                rates.append(tokens / (last - first) if last > first else 0.0)
+            turns = [e - b for w in engine.workers for _, k, b, e in w.history if 0 < k < 4]
+            told = engine.totals()
+            attend = told["attend_s"] / max(1, told["asks"])
+        t_m = statistics.median(turns)
+        steady = Steady(batches, t_m, attend * 12 / batches / TILE)
+        out.append({
+            "batches": batches, "replicas": replicas_of(batches), "tokens_per_s": max(rates),
+            "slice_s": t_m, "attention_tile_s": attend, "replicas_busy_if_alone":
+            steady.replicas_busy, "wire": told["wire"],
+        })  # fmt: skip
+        print(out[-1], flush=True)
+    return out
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contexts", default="1024,4096,16384")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    contexts = [int(c) for c in args.contexts.split(",")]
+    rate = read_rate()
+    with tempfile.TemporaryDirectory(prefix="covey-lamina-") as folder:
+        found = steps(Path(folder), contexts, args.repeats, rate)
+        turned = rotation(Path(folder), args.repeats)
+    write_result("lamina", {"read_bytes_per_s": rate, "steps": found, "rotation": turned})
+
+
+if __name__ == "__main__":
+    main()
