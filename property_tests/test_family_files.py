@@ -440,6 +440,24 @@ def test_packings_that_cannot_be_unpacked(name: str) -> None:
         refused(lambda: config(name, quantization_config=MXFP4), "'mxfp4'", kind=Unsupported)
 
 
+@pytest.mark.rule("MODEL-3")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_tasks_of_a_known_family_are_refused(name: str) -> None:
+    for names in (["LlamaForSequenceClassification"], ["MixtralModel"], ["X", 3]):
+        refused(lambda n=names: config(name, architectures=n), "ForCausalLM", kind=Unsupported)
+    for good in (None, [], ..., ["PhiMoEForCausalLM"]):
+        assert config(name, architectures=good) == config(name)
+
+
+@pytest.mark.rule("MODEL-16", "NUM-19")
+def test_mxfp4_needs_whole_groups() -> None:
+    for key in ("hidden_size", "intermediate_size"):
+        refused(
+            lambda k=key: config("gpt_oss", quantization_config=MXFP4, **{k: 48}),
+            f"{key} 48", "32", kind=Unsupported,
+        )  # fmt: skip
+
+
 @pytest.mark.rule("MODEL-4", "FILE-1")
 @settings(max_examples=250)
 @given(name=st.sampled_from(FAMILIES), data=st.data())
@@ -596,3 +614,17 @@ def test_parts_that_are_not_the_model(tmp_path: Path) -> None:
         )
     with header_edited(ernie, lambda e: _renamed(e, name, "mtp.x")):
         refused(lambda: Checkpoint.open(ernie), name)
+
+
+@pytest.mark.rule("FILE-8")
+def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
+    """A published config.json may name a module beside it, and the folder may hold one."""
+    code: dict[str, Any] = {
+        "auto_map": {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
+    }
+    path = write_checkpoint(tmp_path, tiny_config("deepseek_v2", **code))
+    for name in ("configuration_x.py", "modeling_x.py", "__init__.py", "sitecustomize.py"):
+        (path / name).write_text("raise SystemExit('run!')")
+    ckpt = Checkpoint.open(path)
+    assert ckpt.notes == ("the folder brings code of its own (auto_map), which is not run",)
+    assert np.isfinite(naive_logits(ckpt, [1, 2, 3])).all()

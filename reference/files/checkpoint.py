@@ -78,6 +78,8 @@ class Checkpoint:
             config = with_generation(config, more, place(file))
         headers, tensors = read_shards(directory)
         plan = Plan(directory, config, family_of(raw, where), tensors)
+        if raw.get("auto_map"):
+            plan.notes.append("the folder brings code of its own (auto_map), which is not run")
         self = cls(directory, plan, {h.file: h.identity for h in headers})
         if plan.tied_copy is not None:
             self._check_copy(plan.roles["embed"], plan.tied_copy)

@@ -40,11 +40,21 @@ def model_config(raw: Any, where: str = "config.json") -> ModelConfig:
     if not isinstance(raw, dict):
         raise BadInput(f"{where}: an object is needed")
     family = family_of(raw, where)
+    _check_architectures(raw, where)
     for key, allowed in family.only.items():
         if allowed and raw.get(key) is not None and raw[key] not in allowed:
             raise Unsupported(where, f"{key} {show(raw[key])}", ", ".join(map(str, allowed)))
     values = {name: _resolve(name, family, raw, where) for name in FIELDS}
     return _build(family, values, raw, where)
+
+
+def _check_architectures(raw: dict[str, Any], where: str) -> None:
+    """A model of the family that does something else than predict the next token (MODEL-3)."""
+    names = raw.get("architectures")
+    if isinstance(names, list) and names:
+        if not any(isinstance(n, str) and n.endswith("ForCausalLM") for n in names):
+            said = f"architectures {show(names, 60)}"
+            raise Unsupported(where, said, "a class that ends in ForCausalLM")
 
 
 def with_generation(config: ModelConfig, raw: Any, where: str) -> ModelConfig:

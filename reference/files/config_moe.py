@@ -83,6 +83,8 @@ def _moe(family: Family, v: dict[str, Any], packed: PackedSpec | None, where: st
         _missing("moe.top_k", family, where)
     if not v["moe.intermediate"]:
         _missing("moe.intermediate", family, where)
+    storage = usual_storage(family, packed)
+    check_rows(v["hidden"], v["moe.intermediate"], storage, where)
     return MoeSpec(
         experts=experts,
         top_k=top_k,
@@ -93,7 +95,7 @@ def _moe(family: Family, v: dict[str, Any], packed: PackedSpec | None, where: st
         ),
         expert_bias=v["moe.bias"],
         shared=_shared(v),
-        storage=usual_storage(family, packed),
+        storage=storage,
     )
 
 
@@ -108,6 +110,14 @@ def usual_storage(family: Family, packed: PackedSpec | None) -> ExpertStorage:
         return ExpertStorage()
     split = packed is not None and packed.kind == "fp8_block" and not layout.interleaved
     return layout.storage(packed if split else None)
+
+
+def check_rows(hidden: int, intermediate: int, storage: ExpertStorage, where: str) -> None:
+    """32 numbers of a row share a scale of mxfp4; half a group is not defined (NUM-19)."""
+    if storage.packed is not None and storage.packed.kind == "mxfp4":
+        for name, width in (("hidden_size", hidden), ("intermediate_size", intermediate)):
+            if width % 32:
+                raise Unsupported(where, f"mxfp4 with {name} {width}", "multiples of 32")
 
 
 def _router(family: Family, v: dict[str, Any], where: str) -> RouterSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reference.files.config_moe import check_rows
 from reference.files.families import ExpertLayout, ExpertTensor, Family
 from reference.files.finder import FP8, WEIGHTS, Finder
 from reference.files.layout import SCALE, Shape, expert_shapes
@@ -32,6 +33,7 @@ class Experts:
                 self.storage = self._storage(prefix, layout)
             moe = config.layers[i].feed_forward
             assert isinstance(moe, MoeSpec) and self.storage is not None
+            check_rows(config.hidden, moe.intermediate, self.storage, finder.where)
             shapes = expert_shapes(config, replace(moe, storage=self.storage))
             self.roles = tuple(shapes)
             self._layer(i, prefix, layout, moe.experts, shapes)
