@@ -245,6 +245,7 @@ def test_temporaries_in_flight_are_bounded(wide: Case, monkeypatch: pytest.Monke
     room = max(program.temporaries for program in programs)
     assert room > 0
     most, waits, wait = 0, 0, model.wait
+    wait()
 
     def watched() -> None:
         nonlocal most, waits
