@@ -16,6 +16,7 @@ from reference.files.checkpoint import Checkpoint
 from reference.simulator.lamina import tables
 from reference.simulator.lamina.costs import attention_s, least_bandwidth, model_s, pooled, wire_s
 from reference.simulator.lamina.hardware import DEVICES, NETWORKS, Network, device, network
+from reference.simulator.lamina.offloaded import Setting, compare
 from reference.simulator.lamina.pipeline import (
     Ingress,
     Played,
@@ -277,6 +278,23 @@ def test_misses_favour_queues(miss: float) -> None:
     even = {o: play(3, 400, lambda j, k: mean, lambda j, k: mean / 2, 0.0, o).seconds  # type: ignore[arg-type]
             for o in ("rotation", "queue")}
     assert even["queue"] == pytest.approx(even["rotation"], rel=0.01)
+
+
+@pytest.mark.rule("LAMINA-20", "SIM-4")
+@pytest.mark.parametrize(
+    ("slots", "low", "high"), [(48, 1.4, 2.0), (96, 1.4, 2.0), (192, 1.0, 1.3)]
+)
+def test_the_schedulers_groups_against_fixed_batches(slots: int, low: float, high: float) -> None:
+    """A mixture over its budget with attention elsewhere: the same work, who goes next decides.
+    With every expert resident after its first read little is left to gain."""
+    told = compare(Setting(slots=slots, requests=16, tokens=6))
+    assert low < told.gain < high, told
+    assert told.scheduler_loads <= told.rotation_loads
+    # Nobody beats the channel.
+    for seconds, loads in ((told.rotation_s, told.rotation_loads),
+                           (told.scheduler_s, told.scheduler_loads)):  # fmt: skip
+        assert seconds >= loads * 1_000_000 / 8e9
+    assert compare(Setting(slots=slots, requests=16, tokens=6)) == told  # nothing is left to chance
 
 
 @pytest.mark.rule("LAMINA-12", "LAMINA-19")

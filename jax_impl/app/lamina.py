@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jax_impl.app.output import WholeFile
 from reference.files.checkpoint import Checkpoint
-from reference.simulator.lamina import plan, tables
+from reference.simulator.lamina import offloaded, plan, tables
 from reference.simulator.lamina.costs import Efficiency
 from reference.simulator.lamina.hardware import DEVICES, NETWORKS, device, network
 from reference.simulator.lamina.workloads import (
@@ -222,4 +222,23 @@ def table_lines() -> list[str]:
         total = r.model_s + r.attention_s + r.wire_s
         values = (r.model_s, r.attention_s, r.wire_s, total, r.observed_s)
         out.append(f"{r.batch:5d}  " + "  ".join(f"{x * 1e3:6.2f}" for x in values))
+    return out + offloaded_lines()
+
+
+def offloaded_lines() -> list[str]:
+    """Two fixed batches in rotation against the scheduler's groups, experts partly elsewhere."""
+    s = offloaded.Setting()
+    total = s.layers * s.experts
+    out = [
+        "",
+        f"Experts offloaded too: tokens/s of the scheduler's groups over two batches in "
+        f"rotation ({s.layers} layers of {s.experts} experts, top {s.top_k}; virtual time)",
+        "requests  " + "  ".join(f"{n / total:.0%} of experts" for n in (48, 96, 144, 192)),
+    ]
+    for requests in (4, 16, 32):
+        cells = []
+        for slots in (48, 96, 144, 192):
+            gain = offloaded.compare(offloaded.Setting(requests=requests, slots=slots)).gain
+            cells.append(f"{gain:>13.2f}x")
+        out.append(f"{requests:8d}  " + "  ".join(cells))
     return out

@@ -144,3 +144,16 @@ def sweep(
     return {
         (a, b): pooled(s, context, H100, a, H20, b, FHBN, batches) for a in compute for b in memory
     }
+
+
+def against_few(model: str, context: float, count: int, usable: float = 0.9) -> float | None:
+    """Tokens a dollar of the equal-cost pools over those of a monolithic system of only `count`
+    devices: the fewer hold the weights, the less room is left for KV, down to none (None). It
+    shows how far the choice of the baseline moves a ratio."""
+    s = MODELS[model]
+    a, b, _ = PAIRS[model]
+    alone = monolithic(s, context, H100, count, usable)
+    two = pooled(s, context, H100, a, H20, b, FHBN, 2, usable)
+    if alone is None or alone.batch < 1 or two is None:
+        return None
+    return two.tokens_per_dollar / alone.tokens_per_dollar
