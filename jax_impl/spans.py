@@ -3,7 +3,8 @@
 Tensors that lie one after another in a file are read together. Two ways (XFER-3): *buffered*
 reads scatter straight into the slot; *direct* reads go around the page cache, need 4 KiB
 boundaries on both sides, and therefore fetch the enclosing span into a bounce buffer from which
-one copy puts each tensor on its place.
+one copy puts each tensor on its place. Where a file holds an expert as a slot does (`covey pack`),
+direct reads need no bounce buffer either (XFER-11).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from jax_impl.readers import Reader
 from jax_impl.slots import Place, private_memory
-from reference.files.budget import PAGE, round_up
+from reference.files.budget import ALIGN, PAGE, round_up
 from reference.files.regular import Identity
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.errors import BadInput, Unsupported
@@ -53,7 +54,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of bytes of one file without holes, and the pieces that it consists of."""
+    """A run of bytes of one file, and the pieces that it consists of. Between pieces there may be
+    filler, where the slot has as much of it."""
 
     file: Path
     offset: int
@@ -63,6 +65,22 @@ class Span:
     @property
     def end(self) -> int:
         return self.offset + self.nbytes
+
+    @property
+    def image(self) -> int | None:
+        """Where the span as a whole belongs in the slot, if it lies there as in the file."""
+        shifts = {p.target - p.offset for p in self.pieces}
+        return self.offset + shifts.pop() if len(shifts) == 1 else None
+
+    def straight(self, slot_bytes: int) -> bool:
+        """Whether a direct read can fill the slot itself: whole pages of the file are whole pages
+        of the slot. What follows the span within its last page falls into the slot's unused end."""
+        at = self.image
+        return (
+            at is not None
+            and self.offset % PAGE == at % PAGE == slot_bytes % PAGE == 0
+            and at + round_up(self.nbytes, PAGE) <= slot_bytes
+        )
 
 
 def plan(refs: Sequence[TensorRef], places: Sequence[Place]) -> tuple[Span, ...]:
@@ -75,11 +93,16 @@ def plan(refs: Sequence[TensorRef], places: Sequence[Place]) -> tuple[Span, ...]
     spans: list[Span] = []
     for file, offset, nbytes, target in pieces:
         piece = Piece(offset, nbytes, target)
-        if spans and spans[-1].file == file and spans[-1].end == offset:
+        if spans and spans[-1].file == file:
             last = spans[-1]
-            spans[-1] = Span(file, last.offset, last.nbytes + nbytes, (*last.pieces, piece))
-        else:
-            spans.append(Span(file, offset, nbytes, (piece,)))
+            gap, image = offset - last.end, last.image
+            same = image is not None and target - offset == image - last.offset
+            whole = last.nbytes == sum(p.nbytes for p in last.pieces)
+            if (gap == 0 and (same or whole)) or (0 < gap < ALIGN and same):
+                end = offset + nbytes - last.offset
+                spans[-1] = Span(file, last.offset, end, (*last.pieces, piece))
+                continue
+        spans.append(Span(file, offset, nbytes, (piece,)))
     return tuple(spans)
 
 
@@ -175,7 +198,9 @@ def read_span(
     the span's end is an error (XFER-5).
     """
     fd, direct = files.descriptor(span.file)
-    page = memoryview(bounce) if direct and bounce is not None else None
+    straight = span.straight(len(slot)) and slot.ctypes.data % PAGE == 0
+    whole = span.image if not direct or straight else None
+    page = memoryview(bounce) if direct and bounce is not None and whole is None else None
     at, standstills = span.offset, 0
     while at < span.end:
         check()
@@ -183,6 +208,12 @@ def read_span(
             start = at // PAGE * PAGE
             want = min(round_up(span.end, PAGE) - start, len(page))
             n = _read(reader, fd, [page[:want]], start, span)
+        elif whole is not None:
+            start = at // PAGE * PAGE if direct else at
+            last = round_up(span.end, PAGE) if direct else span.end
+            stop = min(last, start + BOUNCE_MAX)
+            view = slot[whole + start - span.offset : whole + stop - span.offset]
+            n = _read(reader, fd, [view.data], start, span)
         else:
             start = at
             n = _read(reader, fd, _targets(span, slot, at), start, span)

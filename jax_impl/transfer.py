@@ -117,7 +117,8 @@ class Transfers:
         spans = [s for _, group in self._plans.values() for s in group]
         self._files = OpenFiles(self._reader, (s.file for s in spans), io, pins)
         self.io = self._files.io
-        self._bounce = 0 if self.io == "buffered" else bounce_size(spans)
+        bent = [s for s in spans if not s.straight(pool.slot_bytes)]
+        self._bounce = 0 if self.io == "buffered" else bounce_size(bent)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open: dict[int, _Job] = {}  # in flight and not overdue

@@ -15,6 +15,9 @@ from reference.files.strict_json import show
 from reference.vocab.config import LayerSpec, ModelConfig, MoeSpec
 from reference.vocab.errors import BadInput, Unsupported
 
+PAD = re.compile(r"__pad_\d+")
+"""Filler between tensors, as `covey pack` writes it."""
+
 
 class Plan:
     """Finds the tensor of every role that the config implies, and accounts for all others.
@@ -88,7 +91,7 @@ class Plan:
             found = layer.match(name)
             if found and int(found[1]) >= len(config.layers):
                 later.append(name)
-            elif not name.endswith("rotary_emb.inv_freq"):
+            elif not name.endswith("rotary_emb.inv_freq") and not PAD.fullmatch(name):
                 odd.append(name)
         if odd:
             raise BadInput(
