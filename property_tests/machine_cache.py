@@ -1,0 +1,339 @@
+"""The expert cache as a rule-based machine, against a model that is nothing but lists.
+
+Every operation that the scheduler may ask of `ExpertCache` is a rule; after each step every question
+that the cache answers is asked of both. `Traced` is what the other machines share: they remember
+their steps, so that a test can say how long the shortest failing trace is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from reference.control.cache import FREE, LOADING, QUARANTINED, READY, ExpertCache
+
+SMALL = st.integers(0, 7)
+"""An index; taken modulo what there is to choose from."""
+
+
+class Traced(RuleBasedStateMachine):
+    """`runs` holds the steps of every example; the last is the one that Hypothesis shows."""
+
+    runs: ClassVar[list[list[str]]] = []
+    broken: ClassVar[list[int]] = []
+    """Numbers of the examples that failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[str] = []
+        self.runs.append(self.trace)
+
+    def check(self, true: Any, what: str) -> None:
+        if not true:
+            self.broken.append(len(self.runs))
+            raise AssertionError(f"{what}, after {self.trace}")
+
+
+def machine_settings(examples: int, steps: int) -> settings:
+    """For CI so many examples of so many steps; the random profile takes its own, longer."""
+    if settings.default.derandomize:  # type: ignore[union-attr]
+        return settings(max_examples=examples, stateful_step_count=steps)
+    return settings(stateful_step_count=2 * steps)
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """How a seeded fault was found: after how many examples, and the shortest trace."""
+
+    examples: int
+    shortest: list[str]
+
+
+def hunt(machine: type[Traced], examples: int, steps: int) -> Hunt | None:
+    """Let the machine look for a fault, always in the same way; None when it finds none."""
+    fresh = type(machine.__name__, (machine,), {"runs": [], "broken": []})
+    how = settings(
+        max_examples=examples, stateful_step_count=steps, derandomize=True, database=None,
+        deadline=None, report_multiple_bugs=False, phases=(Phase.generate, Phase.shrink),
+    )  # fmt: skip
+    try:
+        run_state_machine_as_test(fresh, settings=how)
+    except AssertionError:
+        return Hunt(fresh.broken[0], fresh.runs[-1])
+    return None
+
+
+@dataclass
+class Lists:
+    """What a cache is: slots with a state and an expert, and the order in which they were used."""
+
+    per_layer: bool
+    experts: int
+    state: list[int]
+    code: list[int]
+    used: list[int] = field(default_factory=list)
+    """READY slots, the least recently used first."""
+    ticket: dict[int, int] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    prompts: list[int] = field(default_factory=list)
+    """Slots that came for a prompt, in order."""
+    read: Counter = field(default_factory=Counter)
+    held: Counter = field(default_factory=Counter)
+    wanted: Counter = field(default_factory=Counter)
+    tasks: Counter = field(default_factory=Counter)
+
+    def slot_of(self, code: int) -> int:
+        return self.code.index(code)
+
+    def layer(self, slot: int) -> int:
+        return self.code[slot] // self.experts
+
+    def may_go(self, slot: int) -> bool:
+        """CACHE-3, CACHE-4, CACHE-7, SCHED-9."""
+        code = self.code[slot]
+        unused_task = slot in self.fresh and self.tasks[code] > 0
+        return (
+            self.state[slot] == READY
+            and not self.read[slot]
+            and not self.held[code]
+            and not unused_task
+        )
+
+    def room(self) -> int:
+        """Slots that could be given away now."""
+        return sum(s == FREE or self.may_go(i) for i, s in enumerate(self.state))
+
+    def in_layer(self, layer: int) -> int:
+        return sum(
+            s in (LOADING, READY) and self.layer(i) == layer for i, s in enumerate(self.state)
+        )
+
+    def victim(self, code: int, layers: int, strict: bool) -> int | None:
+        """CACHE-5 and CACHE-6, for a full cache: wanted last, then layer by layer, then age."""
+        own, share = code // self.experts, max(1, len(self.state) // layers)
+
+        def rank(slot: int) -> tuple:
+            age = self.used.index(slot)
+            layer = self.layer(slot) if self.per_layer else 0
+            first = self.per_layer and layer == own and self.in_layer(own) >= share
+            most = -self.in_layer(layer) if self.per_layer else 0
+            return self.wanted[self.code[slot]] > 0, not first, most, layer, age
+
+        able = [i for i in self.used if self.may_go(i)]
+        if strict:
+            able = [i for i in able if not self.wanted[self.code[i]]]
+        return min(able, key=rank, default=None)
+
+
+class CacheMachine(Traced):
+    """One cache, told what the scheduler might tell it."""
+
+    make: ClassVar[Callable[..., Any]] = ExpertCache
+
+    @initialize(
+        slots=st.integers(1, 4),
+        layers=st.integers(1, 2),
+        experts=st.integers(3, 4),
+        per_layer=st.booleans(),
+        resident=st.integers(0, 4),
+    )
+    def start(
+        self, slots: int, layers: int, experts: int, per_layer: bool, resident: int
+    ) -> None:
+        self.cache = type(self).make(slots, layers, experts, per_layer)
+        self.layers, self.codes = layers, layers * experts
+        self.m = Lists(per_layer, experts, [FREE] * slots, [-1] * slots)
+        for which in range(min(resident, slots, self.codes)):
+            self.transfer(self.absent()[(3 * which) % len(self.absent())], False, False)
+            self.arrive(next(iter(self.m.ticket)))
+
+    # -- rules
+
+    def absent(self) -> list[int]:
+        return [c for c in range(self.codes) if c not in self.m.code]
+
+    @precondition(lambda self: self.absent() and self.m.room())
+    @rule(which=SMALL, fresh=st.booleans(), bulk=st.booleans())
+    def begin(self, which: int, fresh: bool, bulk: bool) -> None:
+        """A transfer begins, into the slot that both think right."""
+        absent = self.absent()
+        self.transfer(absent[which % len(absent)], fresh, bulk)
+
+    def transfer(self, code: int, fresh: bool, bulk: bool) -> None:
+        m = self.m
+        self.trace.append(f"begin {code}")
+        slot = self.cache.victim(code, False)
+        assert slot is not None
+        self.check(m.state[slot] == FREE or m.may_go(slot), f"slot {slot} was handed out")
+        self.drop(slot)
+        ticket = self.cache.begin(slot, code, fresh, bulk)
+        self.check(ticket not in m.ticket and ticket > max(m.ticket, default=0), "ticket")
+        m.state[slot], m.code[slot], m.ticket[ticket] = LOADING, code, slot
+        if fresh:
+            m.fresh.add(slot)
+        if bulk:
+            m.prompts.append(slot)
+
+    def drop(self, slot: int) -> None:
+        """What lay there is gone."""
+        m = self.m
+        m.state[slot], m.code[slot] = FREE, -1
+        m.fresh.discard(slot)
+        m.used = [i for i in m.used if i != slot]
+        m.prompts = [i for i in m.prompts if i != slot]
+
+    @precondition(lambda self: self.m.ticket)
+    @rule(which=SMALL)
+    def loaded(self, which: int) -> None:
+        self.arrive(list(self.m.ticket)[which % len(self.m.ticket)])
+
+    def arrive(self, ticket: int) -> None:
+        self.trace.append("loaded")
+        slot = self.m.ticket.pop(ticket)
+        told = self.cache.loaded(ticket)
+        if self.m.state[slot] == QUARANTINED:
+            self.check(told == -1, "a late load counts")
+            self.drop(slot)
+        else:
+            self.check(told == self.m.code[slot], "another expert")
+            self.m.state[slot] = READY
+            self.m.used.append(slot)
+
+    @precondition(lambda self: self.m.ticket and QUARANTINED not in self.m.state)
+    @rule(which=SMALL, drained=st.booleans())
+    def failed(self, which: int, drained: bool) -> None:
+        m = self.m
+        ticket = list(m.ticket)[which % len(m.ticket)]
+        self.trace.append(f"failed drained={drained}")
+        slot = m.ticket[ticket]
+        known = m.state[slot] == QUARANTINED
+        told = self.cache.failed(ticket, drained)
+        self.check(told == (-1 if known else m.code[slot]), "another expert")
+        self.drop(slot)
+        if drained:
+            del m.ticket[ticket]
+        else:
+            m.state[slot] = QUARANTINED
+
+    @precondition(lambda self: self.m.used)
+    @rule(which=SMALL, bulk=st.booleans(), promote=st.booleans())
+    def read(self, which: int, bulk: bool, promote: bool) -> None:
+        """FETCH-4: a prompt's use promotes nothing, and what came for it goes first."""
+        m = self.m
+        slot = m.used[which % len(m.used)]
+        self.trace.append(f"read {m.code[slot]}")
+        got = self.cache.read(m.code[slot], bulk, promote)
+        self.check(got == slot, "another slot")
+        m.read[slot] += 1
+        m.fresh.discard(slot)
+        if bulk and not promote:
+            if slot in m.prompts:
+                m.used = [slot, *(i for i in m.used if i != slot)]
+            return
+        m.used = [*(i for i in m.used if i != slot), slot]
+        if not bulk:
+            m.prompts = [i for i in m.prompts if i != slot]
+
+    @precondition(lambda self: +self.m.read)
+    @rule(which=SMALL)
+    def release(self, which: int) -> None:
+        slots = sorted(+self.m.read)
+        slot = slots[which % len(slots)]
+        self.trace.append("release")
+        self.cache.release(slot)
+        self.m.read[slot] -= 1
+
+    @precondition(lambda self: self.m.wanted.total() < 3)
+    @rule(which=SMALL, task=st.booleans())
+    def want(self, which: int, task: bool) -> None:
+        code = which % self.codes
+        self.trace.append(f"want {code}")
+        self.cache.want((code,), 1, task)
+        self.m.wanted[code] += 1
+        self.m.tasks[code] += task
+
+    @precondition(lambda self: +self.m.wanted)
+    @rule(which=SMALL)
+    def served(self, which: int) -> None:
+        codes = sorted(+self.m.wanted)
+        code = codes[which % len(codes)]
+        self.trace.append("served")
+        task = self.m.tasks[code] > 0
+        self.cache.want((code,), -1, task)
+        self.m.wanted[code] -= 1
+        self.m.tasks[code] -= task
+
+    @precondition(lambda self: self.m.held.total() < 2)
+    @rule(which=SMALL)
+    def hold(self, which: int) -> None:
+        code = which % self.codes
+        self.trace.append(f"hold {code}")
+        self.cache.hold((code,), 1)
+        self.m.held[code] += 1
+
+    @precondition(lambda self: +self.m.held)
+    @rule(which=SMALL)
+    def let_go(self, which: int) -> None:
+        codes = sorted(+self.m.held)
+        code = codes[which % len(codes)]
+        self.trace.append("let go")
+        self.cache.hold((code,), -1)
+        self.m.held[code] -= 1
+
+    @rule()
+    def go_on_with_a_copy(self) -> None:
+        """A copy is the same and shares nothing: the old one is spoilt."""
+        old, self.cache = self.cache, self.cache.copy()
+        for ticket in list(old.flying):
+            old.loaded(ticket)
+        for code in range(self.codes):
+            old.want((code,), 1, True)
+
+    # -- questions
+
+    @invariant()
+    def the_book_is_right(self) -> None:
+        if not hasattr(self, "m"):
+            return
+        c, m = self.cache, self.m
+        self.check(c.state == m.state, f"states {c.state}, not {m.state}")
+        self.check(c.code == m.code, f"experts {c.code}, not {m.code}")
+        self.check(c.flying == m.ticket, "transfers")
+        self.check(c.loading() == m.state.count(LOADING), "loading")
+        for code in range(self.codes):
+            here = code in m.code and m.state[m.slot_of(code)] == READY
+            self.check(c.present(code) == here, f"expert {code} here: {here}")
+        for slot in range(len(m.state)):
+            self.check(c.evictable(slot) == m.may_go(slot), f"slot {slot}: {m.may_go(slot)}")
+        for n in range(len(m.state) + 2):
+            self.check(c.room(n) == (m.room() >= n), f"room for {n} of {m.room()}")
+
+    @invariant()
+    def the_victim_is_right(self) -> None:
+        if not hasattr(self, "m"):
+            return
+        c, m = self.cache, self.m
+        first = next((i for i in m.prompts if m.may_go(i)), None)
+        waits = [i for i in m.prompts if m.may_go(i) and not m.wanted[m.code[i]]]
+        self.check(c.bulk_victim() == (waits[0] if waits else first), "victim among prompts'")
+        for code in self.absent():
+            for strict in (False, True):
+                got = c.victim(code, strict)
+                if FREE in m.state:
+                    self.check(got is not None and m.state[got] == FREE, "a free slot first")
+                else:
+                    right = m.victim(code, self.layers, strict)
+                    self.check(got == right, f"victim for {code}: {got}, not {right}")
