@@ -149,6 +149,20 @@ def test_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                  "--max-new-tokens", "2", "--quiet"]) == 0
 
 
+def test_the_other_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax_impl.attention_pool import lamina_demo
+
+    for status in (0, 1):
+        monkeypatch.setattr(lamina_demo, "show", lambda status=status: status)
+        assert main(["demo", "--lamina"]) == status
+
+
+@pytest.mark.rule("DEMO-1")
+def test_the_built_in_model_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "--memory", "60%", "--no-probe"]) == 0
+    assert "demo: qwen3_moe, 6 layers, 6 with 32 experts, 4 a token" in capsys.readouterr().out
+
+
 class Screen(io.StringIO):
     def __init__(self, terminal: bool) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from jax_impl.app.output import Progress, WholeFile, write_json
 from jax_impl.app.text import Text
 from reference.files.budget import show_size
 from reference.files.checkpoint import Checkpoint
-from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.errors import BadInput
 
 BUDGET = "60%"
 BUDGETS = ("30%", "60%", "80%")
@@ -247,9 +247,6 @@ def look_next(logs: Path | None) -> str:
 
 def lamina() -> int:
     """The other half: attention in a pool of its own."""
-    from importlib import import_module
-    from importlib.util import find_spec
+    from jax_impl.attention_pool import lamina_demo
 
-    if find_spec("jax_impl.attention_pool.lamina_demo") is None:
-        raise Unsupported("--lamina", "here", "covey demo, covey lamina plan")
-    return import_module("jax_impl.attention_pool.lamina_demo").show()
+    return lamina_demo.show()
