@@ -55,5 +55,6 @@ class Computer:
                 outcome = execute(plan, self._model, self._eos)
                 outcome.ended, outcome.told = self._clock(), self._model.told()
                 self._post(outcome)
+                del plan, outcome  # they hold experts' arrays, and the next plan may be far off
         except BaseException as error:
             self._post(Broken(error))

@@ -13,6 +13,7 @@ another's, and no shape depends on how many there are: hence the same bits (ENGI
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -23,6 +24,7 @@ import numpy as np
 from jax_impl import compile_cache
 from jax_impl.backend import backend
 from jax_impl.head import describe, versions
+from jax_impl.host_stage import host_stage
 from jax_impl.loop import Loop
 from jax_impl.model import JaxModel
 from jax_impl.options import (
@@ -98,13 +100,14 @@ class JaxEngine:
             kv_dtype=told.kv_dtype,
         )
         model.compile(told.progress)
-        pool = SlotPool(sizes.slots, sizes.slot)
+        sizes, host = host_stage(sizes, told, len(ckpt.config.moe_layers))
+        pool = SlotPool(sizes.slots, sizes.slot) if host is None else host.pool
 
         def start_transfers(post: Callable[[Transferred], None]) -> Transfers:
             return Transfers(
                 pool, lambda key: ckpt.expert(*key), expert_keys(ckpt), post,
                 threads=told.threads, io=told.io, reader=told.reader,
-                deadline_s=told.deadline_s, check=told.check,
+                deadline_s=told.deadline_s, check=told.check, host=host,
             )  # fmt: skip
 
         began = monotonic()
@@ -116,6 +119,9 @@ class JaxEngine:
             expert_bytes=sizes.expert,
             budget_bytes=sizes.budget,
             slot_bytes=sizes.slot,
+            host_budget_bytes=sizes.host,
+            host_slots=sizes.host_slots,
+            host_way=host.way if host else None,
             compute=told.compute,
             kv_dtype=told.kv_dtype,
             tile=told.tile,
@@ -141,16 +147,19 @@ class JaxEngine:
             log.close()
             if loop is not None:
                 loop.transfers.close()
+            elif host is not None:
+                host.close()
             raise
-        sizes = Sizes(
-            sizes.budget, sizes.slots, sizes.slot, sizes.expert, sizes.experts,
-            model.non_expert_bytes_held, model.kv_bytes, model.bank_bytes,
-            loop.transfers.bounce_bytes,
+        sizes = replace(
+            sizes, resident=model.non_expert_bytes_held, kv=model.kv_bytes,
+            rows=model.bank_bytes, bounce=loop.transfers.bounce_bytes,
         )  # fmt: skip
         told.progress(
             f"{sizes.slots} of {sizes.experts} experts fit into {show_size(sizes.budget)}; "
             f"{show_size(sizes.total)} held in all; reads are {loop.transfers.io}"
         )
+        if host is not None:
+            told.progress(f"{sizes.host_slots} fit into host memory; from there: {host.way}")
         loop.begin()
         if control.warm:
             told.progress(f"reading {len(control.warm)} experts that were hot before")
@@ -227,6 +236,8 @@ class JaxEngine:
             "slots": self.sizes.slots,
             "slot_bytes": self.sizes.slot,
             "budget_bytes": self.sizes.budget,
+            "host_slots": self.sizes.host_slots,
+            "host_budget_bytes": self.sizes.host,
             "held_bytes": self.sizes.total,
         }
 

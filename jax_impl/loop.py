@@ -124,10 +124,7 @@ class Loop:
             if self._scheduler.warming:  # there is something to read before anybody comes
                 self._obey()
             while not self._over():
-                for item in self._wait():
-                    self._take(item)
-                for late in self.transfers.expire():
-                    self._take(late)
+                self._hear()
                 self._obey()
             if self._scheduler.idle:
                 self._log.end(self.snapshot())
@@ -137,6 +134,10 @@ class Loop:
             self._fail(None)
         finally:
             self._log.close()
+
+    def _hear(self) -> None:
+        for item in (*self._wait(), *self.transfers.expire()):
+            self._take(item)
 
     def _over(self) -> bool:
         stop = self._stop
@@ -202,11 +203,11 @@ class Loop:
 
     def _transferred(self, done: Transferred) -> None:
         ok = done.error is None
+        self.transfers.heard(done)
         if done.drained:
-            guess = done.ticket in self._guesses
-            self.totals.load_ended(self._clock(), done.key, done.nbytes, ok, guess)
-        if not ok:
-            assert done.error is not None
+            now, guess = self._clock(), done.ticket in self._guesses
+            self.totals.load_ended(now, done.key, done.nbytes, ok, guess, done.disk_bytes)
+        if done.error is not None:
             self._tell(ev.LoadFailed(done.ticket, done.error, done.drained))
             return
         # What a late load brings is kept out of use by the scheduler, not here (CACHE-9).
@@ -245,38 +246,39 @@ class Loop:
         """Ask once, do what is said, in order."""
         lanes = self.transfers.idle, int(self._step is None)
         self._log.ask(*lanes)
+        run = None
         for action in self._scheduler.next_actions(*lanes):
             match action:
                 case Load(ticket, key, slot):
-                    self._log.action(action, bytes=self.transfers.bytes_of(key))
                     self._held.clear(slot)
                     self.totals.load_started(self._clock())
                     if action.guess:
                         self._guesses.add(ticket)
-                    self.transfers.start(ticket, key, slot)
+                    told = self.transfers.start(ticket, key, slot)
+                    self._log.action(action, bytes=self.transfers.bytes_of(key), **told)
                 case Compute():
-                    self._start(action)
+                    run = self._start(action)
                 case Admit(number):
                     self._log.action(action)
                     self._held.admit(self._handles[number])
                 case Finish() | Reject():
                     self._log.action(action)
                     self._ended(action)
+        if run is not None:  # after all loads: their copies are dispatched before it (TIER-8)
+            self._computer.run(run)
         if not (self._scheduler.warming or self._scheduler.cache.loading()):
             self.warmed.set()
 
-    def _start(self, action: Compute) -> None:
+    def _start(self, action: Compute) -> Plan | None:
+        """Make the step ready; None when there is nothing to run."""
         now = self._clock()
-        wrong, sums = "", []
-        if self._check:
-            wrong, sums = checked(action, self._held, self._pool, self.transfers)
+        wrong, sums = checked(action, self._held, self.transfers) if self._check else ("", [])
         self._log.action(action, **({"sum": sums} if sums else {}))
         self._step = prepare(action, self._held, self._chunk)
         self.totals.step_started(now)
         if wrong:
             self.post(Outcome(action.step, wrong))
-        else:
-            self._computer.run(self._step)
+        return None if wrong else self._step
 
     def _ended(self, action: Finish | Reject) -> None:
         self._held.end(action.request)
@@ -294,4 +296,5 @@ class Loop:
         return self._held.missing() | {
             "handles": len(self._handles),
             "steps": int(self._step is not None),
+            "entries": len(self.transfers.host.tier.loads) if self.transfers.host else 0,
         }

@@ -16,6 +16,7 @@ from jax_impl.spans import Io
 from reference.files.budget import (
     Sizes,
     expert_budget,
+    host_tier,
     parse_size,
     round_up,
     slot_size,
@@ -42,6 +43,8 @@ class EngineOptions:
     """Every option of `Engine.open`, with its default.
 
     memory        bytes for routed experts: a size, "40%" of them all, "auto", or an int
+    host_memory   bytes of a host tier between disk and device (TIER-1): None for none, a size,
+                  "60%" of all experts, or an int. `memory` is then for the device alone
     scheduler     interleaved | lockstep | lockstep-blocking       cache    per-layer | global
     prefetch      none                                             readiness  visit | expert
     fetch_order   least-progress | first-come | fewest-missing     compute  f32 | bf16
@@ -70,6 +73,7 @@ class EngineOptions:
     """
 
     memory: str | int = "auto"
+    host_memory: str | int | None = None
     scheduler: str = "interleaved"
     cache: str = "per-layer"
     prefetch: str = "none"
@@ -161,9 +165,12 @@ def plan_sizes(ckpt: Checkpoint, options: EngineOptions) -> tuple[Sizes, int]:
     kv = pool_bytes(config, options, kv_tokens, tile)
     rows = bank_rows(options) * config.hidden * 4 * (2 + config.top_k)
     held = sum(_held_bytes(ckpt.tensor(role)) for role in ckpt.roles)
-    budget = expert_budget(options.memory, len(keys), slot, held + kv + rows)
+    host, entries = host_tier(options.host_memory, len(keys), slot)
+    budget = expert_budget(options.memory, len(keys), slot, held + kv + rows + entries * slot)
     slots = slots_for(budget, len(keys), slot, config.top_k)
-    sizes = Sizes(budget, slots, slot, ckpt.expert_bytes(), len(keys), held, kv, rows)
+    sizes = Sizes(
+        budget, slots, slot, ckpt.expert_bytes(), len(keys), held, kv, rows, 0, host, entries
+    )
     return sizes, kv_tokens
 
 

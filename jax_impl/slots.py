@@ -68,7 +68,7 @@ class SlotPool:
         self.count = count
         self.slot_bytes = slot_bytes
         self.nbytes = count * slot_bytes
-        region = private_memory(max(PAGE, self.nbytes))
+        self.region = region = private_memory(max(PAGE, self.nbytes))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 region.madvise(mmap.MADV_HUGEPAGE)

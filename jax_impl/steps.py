@@ -13,7 +13,6 @@ import numpy as np
 
 from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
-from jax_impl.slots import SlotPool
 from jax_impl.transfer import Transfers
 from reference.sampling import choose
 from reference.vocab.actions import Compute
@@ -125,14 +124,15 @@ def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
 
 
 def checked(
-    action: Compute, held: Holdings, pool: SlotPool, transfers: Transfers
+    action: Compute, held: Holdings, transfers: Transfers
 ) -> tuple[str, list[int]]:
     """Do the slots still hold what was read into them? (why not or "", checksums) (S9, XFER-10)"""
     wrong, sums = "", []
     for expert, slot in action.slots:
         key = ExpertKey(action.layer, expert)
-        sums.append(pool.checksum(slot, transfers.places(key)))
-        if sums[-1] != held.residents[slot].sum:
+        resident = held.residents[slot]
+        sums.append(transfers.checksum(slot, key, resident.handle))
+        if sums[-1] != resident.sum:
             wrong = f"expert {expert} of layer {action.layer}: its bytes in memory changed"
     return wrong, sums
 

@@ -37,6 +37,8 @@ class Totals:
     loads: int = 0
     failed_loads: int = 0
     bytes: int = 0
+    host_loads: int = 0
+    disk_bytes: int = 0
     channel_s: float = 0.0
     tokens: int = 0
     prompt_tokens: int = 0
@@ -94,10 +96,17 @@ class Totals:
         self._flying += 1
 
     def load_ended(
-        self, now: float, key: ExpertKey, nbytes: int, ok: bool, guess: bool = False
+        self,
+        now: float,
+        key: ExpertKey,
+        nbytes: int,
+        ok: bool,
+        guess: bool = False,
+        read: int | None = None,
     ) -> None:
         """What was waited since the last blame is blamed on the load that ended the wait. Loads
-        that nobody had asked for (a warm start's) are counted apart."""
+        that nobody had asked for (a warm start's) are counted apart. `read` bytes came from the
+        disk (None: all of them), 0 from host memory."""
         self._to(now)
         self._flying -= 1
         if guess:
@@ -107,6 +116,8 @@ class Totals:
         self.loads += 1
         self.failed_loads += not ok
         self.bytes += nbytes if ok else 0
+        self.host_loads += ok and read == 0
+        self.disk_bytes += (nbytes if read is None else read) if ok else 0
         if self._waited:
             self.blamed[key] += self._waited
             self._waited = 0.0
@@ -129,12 +140,13 @@ class Totals:
         """The totals by name; times in seconds, sizes in bytes.
 
         bound_s    max(compute_s, fetch_s): no order of work could have been faster
-        fetch_s    bytes / rate where the channel's rate is known, else the time it was in use
+        fetch_s    bytes from the disk / rate where the channel's rate is known, else the time it
+                   was in use
         of_bound   bound_s / wall_s, 1 at best
         """
         self._to(now)
         wall = self.busy_s
-        fetch_s = self.bytes / rate if rate else self.channel_s
+        fetch_s = self.disk_bytes / rate if rate else self.channel_s
         bound = max(self.compute_s, fetch_s)
         blamed = sorted(self.blamed.items(), key=lambda item: -item[1])
         layers: dict[int, float] = defaultdict(float)
@@ -151,6 +163,8 @@ class Totals:
             "bound_s": bound,
             "of_bound": bound / wall if wall else 1.0,
             "bytes": self.bytes,
+            "host_loads": self.host_loads,
+            "disk_bytes": self.disk_bytes,
             "loads": self.loads,
             "failed_loads": self.failed_loads,
             "guesses": self.guesses,
@@ -211,6 +225,11 @@ def why(totals: dict[str, Any]) -> str:
         text += (
             f" Before the first request {totals['guesses']} experts that had been hot were read "
             f"({show_size(totals['guess_bytes'])})."
+        )
+    if totals.get("host_slots"):
+        text += (
+            f" Of the loads {totals['host_loads']} found their expert in host memory; "
+            f"{show_size(totals['disk_bytes'])} were read from the disk."
         )
     text += " " + limit(totals)
     if totals["waiting_s"] > LITTLE * wall and totals["waited_for_layers"]:

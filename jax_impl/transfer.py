@@ -13,12 +13,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from jax_impl import host_stage
+from jax_impl.host_stage import HostStage, Lease, device_sum
+from jax_impl.loads import ChannelStats, Job, Transferred
 from jax_impl.readers import FileReader, Reader
 from jax_impl.slots import Place, SlotPool, layout, private_memory
 from jax_impl.spans import Io, OpenFiles, ReadFailed, Span, Stopped, bounce_size, plan, read_span
@@ -27,49 +30,10 @@ from reference.files.regular import Identity
 from reference.files.safetensors_header import TensorRef
 from reference.vocab.ids import ExpertKey
 
+__all__ = ["ChannelStats", "Transferred", "Transfers"]
+
 STUCK_MAX = 8
 """Threads beyond `threads` that may be started in place of ones that do not come back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transferred:
-    """The end of one load, or the news that it is overdue.
-
-    error    None when the slot holds the expert, else one line
-    drained  False: overdue, the slot may still be written; another Transferred will follow
-    handle   the expert's arrays (empty after an error)
-    sum      CRC-32 of the tensors in the slot, when asked for
-    """
-
-    ticket: int
-    key: ExpertKey
-    slot: int
-    nbytes: int
-    seconds: float
-    error: str | None = None
-    drained: bool = True
-    handle: tuple[jax.Array, ...] = ()
-    sum: int | None = None
-
-
-@dataclass(slots=True)
-class _Job:
-    ticket: int
-    key: ExpertKey
-    slot: int
-    started: float
-    overdue: bool = False
-
-
-@dataclass(slots=True)
-class ChannelStats:
-    """What the channel did so far. busy_s: time with at least one load in flight."""
-
-    loads: int = 0
-    failed: int = 0
-    overdue: int = 0
-    bytes: int = 0
-    busy_s: float = 0.0
 
 
 class Transfers:
@@ -81,6 +45,7 @@ class Transfers:
     io          auto: direct where the file system takes it, else buffered (XFER-3)
     deadline_s  seconds after which a load is reported overdue
     check       compute `sum` of every load
+    host        the tier that loads go through; `pool` is then its memory (TIER-1)
 
     `start`, `expire` and `next_deadline` belong to one thread. Raises BadInput or Unsupported when
     a file cannot be opened or read in the way that was asked for.
@@ -99,8 +64,10 @@ class Transfers:
         pins: dict[Path, Identity] | None = None,
         deadline_s: float = 60.0,
         check: bool = False,
+        host: HostStage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.host = host
         self.threads = threads
         self.deadline_s = deadline_s
         self.stats = ChannelStats()
@@ -117,12 +84,13 @@ class Transfers:
         spans = [s for _, group in self._plans.values() for s in group]
         self._files = OpenFiles(self._reader, (s.file for s in spans), io, pins)
         self.io = self._files.io
-        bent = [s for s in spans if not s.straight(pool.slot_bytes)]
+        bent = [s for s in spans if host is not None or not s.straight(pool.slot_bytes)]
         self._bounce = 0 if self.io == "buffered" else bounce_size(bent)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._own = host.staging_bytes if host is not None else 0
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._open: dict[int, _Job] = {}  # in flight and not overdue
-        self._stuck: dict[int, _Job] = {}  # overdue, thread not back
+        self._open: dict[int, Job] = {}  # in flight and not overdue
+        self._stuck: dict[int, Job] = {}  # overdue, thread not back
         self._busy_since = 0.0
         self._closing = False
         self._workers: list[threading.Thread] = []
@@ -133,13 +101,14 @@ class Transfers:
     @property
     def bounce_bytes(self) -> int:
         """Bytes of all bounce buffers (a thread that does not come back costs one more)."""
-        return self._bounce * self._most_workers
+        return (self._bounce + self._own) * self._most_workers
 
     @property
     def idle(self) -> int:
-        """Loads that would start at once."""
+        """Loads that would start at once: threads, and entries of the host tier (TIER-2)."""
         with self._lock:
-            return len(self._workers) - len(self._open) - len(self._stuck)
+            idle = len(self._workers) - len(self._open) - len(self._stuck)
+        return idle if self.host is None else max(0, min(idle, self.host.tier.available))
 
     def bytes_of(self, key: ExpertKey) -> int:
         """Bytes of an expert's tensors."""
@@ -149,16 +118,31 @@ class Transfers:
         """Where the expert's tensors lie in whatever slot holds it."""
         return self._plans[key][0]
 
-    def start(self, ticket: int, key: ExpertKey, slot: int) -> None:
-        """Begin to write `slot`. It must not be read by anything any more."""
-        job = _Job(ticket, key, slot, self._clock())
+    def start(self, ticket: int, key: ExpertKey, slot: int) -> dict[str, Any]:
+        """Begin to write `slot`. It must not be read by anything any more. Returns what the log
+        says of where the bytes come from (TIER-7)."""
+        job = Job(ticket, key, slot, self._clock())
         with self._lock:
             if any(j.slot == slot for j in (*self._open.values(), *self._stuck.values())):
                 raise AssertionError(f"slot {slot} is still being written")  # S7
             if not self._open:
                 self._busy_since = job.started
             self._open[ticket] = job
+        if self.host is not None:
+            job.lease = self.host.begin(ticket, key, slot, self.places(key))
         self._jobs.put(job)
+        return job.lease.record(self.bytes_of(key)) if job.lease else {"from": "disk"}
+
+    def heard(self, done: Transferred) -> None:
+        """The owner of the loop has taken a completion, in the order of its log."""
+        if self.host is not None:
+            self.host.heard(done.ticket, done.key, done.slot, done.error is None, done.drained)
+
+    def checksum(self, slot: int, key: ExpertKey, handle: tuple[jax.Array, ...]) -> int:
+        """CRC-32 of the expert in a slot as it is now (XFER-10)."""
+        if self.host is None:
+            return self._pool.checksum(slot, self.places(key))
+        return device_sum(handle)
 
     def next_deadline(self) -> float | None:
         """When the oldest load becomes overdue, on the clock's scale; None when none is open."""
@@ -195,6 +179,8 @@ class Transfers:
         back = not any(worker.is_alive() for worker in workers)
         if back:
             self._files.close()
+            if self.host is not None:
+                self.host.close()
         return back
 
     # -- fetch threads
@@ -208,8 +194,9 @@ class Transfers:
 
     def _work(self) -> None:
         bounce = private_memory(max(PAGE, self._bounce)) if self._bounce else None
+        own = host_stage.staging(self._own) if self._own else None
         while (job := self._jobs.get()) is not None:
-            done = self._transfer(job, bounce)
+            done = self._transfer(job, bounce, own)
             with self._lock:
                 if job.overdue:
                     del self._stuck[job.ticket]
@@ -222,21 +209,25 @@ class Transfers:
                 if surplus:
                     self._workers.remove(threading.current_thread())
             self._post(done)
+            del done, job  # whoever has them now decides how long a slot's arrays live
             if surplus:
                 return
 
-    def _transfer(self, job: _Job, bounce: mmap.mmap | None) -> Transferred:
+    def _transfer(
+        self, job: Job, bounce: mmap.mmap | None, own: np.ndarray | None
+    ) -> Transferred:
         """Read, look at the file again, make the arrays. Never raises (XFER-8)."""
         try:
-            places, spans = self._plans[job.key]
-            view = self._pool.view(job.slot)
-            for span in spans:
-                read_span(self._reader, self._files, span, view, bounce, self._go_on)
-            for file in {span.file for span in spans}:
-                self._files.verify(file)
-            extra: dict[str, Any] = {"handle": self._pool.handle(job.slot, places)}
-            if self._check:
-                extra["sum"] = self._pool.checksum(job.slot, places)
+            extra: dict[str, Any] = {}
+            if job.lease is not None:
+                extra["handle"], extra["sum"] = self._through(job, job.lease, bounce, own)
+            else:
+                view = self._pool.view(job.slot)
+                self._read(job.key, view, bounce)
+                places = self.places(job.key)
+                extra["handle"] = self._pool.handle(job.slot, places)
+                if self._check:
+                    extra["sum"] = self._pool.checksum(job.slot, places)
             self._reader.landed(job.ticket, job.key)
             return self._told(job, None, True, **extra)
         except ReadFailed as error:
@@ -244,17 +235,39 @@ class Transfers:
         except BaseException as error:  # a bug or no memory: still told, or the run would hang
             return self._told(job, f"{type(error).__name__}: {error}", True)
 
+    def _read(self, key: ExpertKey, view: np.ndarray, bounce: mmap.mmap | None) -> None:
+        spans = self._plans[key][1]
+        for span in spans:
+            read_span(self._reader, self._files, span, view, bounce, self._go_on)
+        for file in {span.file for span in spans}:
+            self._files.verify(file)
+
+    def _through(
+        self, job: Job, lease: Lease, bounce: mmap.mmap | None, own: np.ndarray | None
+    ) -> tuple[tuple[jax.Array, ...], int | None]:
+        """By way of the host tier: what was not there is read into it, then copied on."""
+        assert self.host is not None
+        if lease.fault is not None:
+            raise lease.fault
+        arrays, lease.arrays = lease.arrays, ()
+        if not lease.hit:
+            view = self.host.buffer(lease.entry, own)
+            self._read(job.key, view, bounce)
+            arrays = self.host.keep(lease.entry, view, self.places(job.key), self._check)
+        return self.host.arrive(lease.entry, arrays, self._check)
+
     def _go_on(self) -> None:
         if self._closing:
             raise Stopped("closing")
 
-    def _leave(self, job: _Job, now: float) -> None:
+    def _leave(self, job: Job, now: float) -> None:
         """Account for a load that is in flight no longer (lock held)."""
         if not self._open:
             self.stats.busy_s += now - self._busy_since
 
-    def _told(self, job: _Job, error: str | None, drained: bool, **extra: Any) -> Transferred:
+    def _told(self, job: Job, error: str | None, drained: bool, **extra: Any) -> Transferred:
+        source = "host" if job.lease is not None and job.lease.hit else "disk"
         return Transferred(
             job.ticket, job.key, job.slot, self.bytes_of(job.key),
-            self._clock() - job.started, error, drained, **extra,
+            self._clock() - job.started, error, drained, source=source, **extra,
         )  # fmt: skip

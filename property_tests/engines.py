@@ -65,7 +65,8 @@ def opened(
         raise engine.failure
     if not broken:
         assert not any(engine._loop.missing().values()), engine._loop.missing()
-        assert engine._loop.transfers.idle in (0, engine.options.threads)
+        most = min(engine.options.threads, engine.sizes.host_slots or engine.options.threads)
+        assert engine._loop.transfers.idle in (0, most)
     if judged:
         judge(engine, complete=not broken)
 

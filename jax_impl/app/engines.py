@@ -16,13 +16,14 @@ from reference.vocab.options import EVICTIONS, PREFETCHERS, READINESS, SCHEDULER
 ENGINES = ("jax", "reference")
 
 NAMES: dict[str, str] = {
-    "memory": "--memory", "scheduler": "--scheduler", "cache": "--cache", "prefetch": "--prefetch",
-    "readiness": "--readiness", "chunk": "--chunk", "max_running": "--max-running",
-    "kv_tokens": "--kv-tokens", "threads": "--threads", "io": "--io", "compute": "--compute",
+    "memory": "--memory", "host_memory": "--host-memory", "scheduler": "--scheduler",
+    "cache": "--cache", "prefetch": "--prefetch", "readiness": "--readiness", "chunk": "--chunk",
+    "max_running": "--max-running", "kv_tokens": "--kv-tokens", "threads": "--threads",
+    "io": "--io", "compute": "--compute",
 }  # fmt: skip
 """Engine options and the flags that set them; an option not given keeps the engine's default."""
 
-JAX_ONLY = frozenset({"threads", "io", "compute"})
+JAX_ONLY = frozenset({"threads", "io", "compute", "host_memory"})
 
 
 def positive(word: str) -> int:
@@ -62,6 +63,9 @@ def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
                        help="jax: fast; reference: NumPy, for reading (default: jax)")
     group.add_argument("--memory", metavar="SIZE",
                        help="bytes for routed experts: 4GiB, 512MB, 40%% of them all, or auto")
+    group.add_argument("--host-memory", metavar="SIZE",
+                       help="bytes of host memory between disk and device; --memory is then the "
+                            "device's (jax; default: no such tier)")
     if not vary:
         group.add_argument("--scheduler", **one_of(SCHEDULERS),
                            help="which ready visits run together")

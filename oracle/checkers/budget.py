@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oracle.checkers.host import check_host
 from oracle.checkers.records import LogView, Violation, parts_of
 
 
@@ -13,6 +14,7 @@ def check_s11(log: LogView) -> Iterator[Violation]:
     A slot counts from the first Load into it, whatever becomes of its content: memory once
     written is never given back, only overwritten.
     """
+    yield from check_host(log)
     head = log.head
     held: dict[int, int] = {}
     asked: dict[int, tuple[int, int]] = {}

@@ -55,6 +55,8 @@ class Head:
     retries: int
     budget: int
     slot_bytes: int
+    host_budget: int = 0
+    """Bytes of the host tier; 0 where there is none."""
 
     def prompt_chunks(self, prompt_len: int) -> int:
         """Chunks of a prompt of `prompt_len` tokens (at least one)."""
@@ -115,6 +117,7 @@ def read_head(record: Record) -> Head:
         readiness=str(options.get("readiness")),
         budget=int(record.get("budget_bytes") or 0),
         slot_bytes=int(record.get("slot_bytes") or 0),
+        host_budget=int(record.get("host_budget_bytes") or 0),
         **ints,
     )
 

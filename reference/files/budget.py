@@ -94,6 +94,7 @@ class Sizes:
     experts       routed experts over all layers (a count)
     resident      non-expert weights as held, when known before they are read: as stored
     kv, rows, bounce   KV pools, token rows, bounce buffers
+    host          what the caller granted to the host tier; `host_slots` experts fit into it
     """
 
     budget: int
@@ -105,11 +106,14 @@ class Sizes:
     kv: int = 0
     rows: int = 0
     bounce: int = 0
+    host: int = 0
+    host_slots: int = 0
 
     @property
     def total(self) -> int:
         """Everything that is held for the whole run."""
-        return self.slots * self.slot + self.resident + self.kv + self.rows + self.bounce
+        slots = self.slots + self.host_slots
+        return slots * self.slot + self.resident + self.kv + self.rows + self.bounce
 
 
 AUTO_SHARE = 0.8
@@ -164,6 +168,23 @@ def slots_for(budget: int, experts: int, slot: int, top_k: int) -> int:
             f"a token needs {top_k}: at least {show_size_exact(top_k * slot)}"
         )
     return slots
+
+
+def host_tier(memory: str | int | None, experts: int, slot: int) -> tuple[int, int]:
+    """(bytes, entries) of the host tier that `memory` asks for; None asks for none (TIER-1).
+
+    A percentage is of all routed experts. Raises BudgetTooSmall below one entry, BadInput for
+    anything that is no size.
+    """
+    if memory is None or not experts:
+        return 0, 0
+    budget = parse_size(memory, experts * slot)
+    if budget < slot:
+        raise BudgetTooSmall(
+            f"host memory budget {budget} B holds no expert of {slot} B: at least "
+            f"{show_size_exact(slot)}"
+        )
+    return budget, min(experts, budget // slot)
 
 
 def kv_capacity(block_bytes: int, kv_block: int, max_running: int, max_len: int, limit: int) -> int:
