@@ -78,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(table_lines()))
         return 0
     if args.what == "picture":
-        from jax_impl.attention_pool import lamina_demo
+        from jax_impl.app import lamina_picture
 
         for name in ("batches", "memory_devices"):
             if getattr(args, name) < 1:
                 raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
         with WholeFile("picture", args.out, "wb") as out:
-            lamina_demo.picture(out.file, args.batches, args.memory_devices, args.order)
+            lamina_picture.run(out.file, args.batches, args.memory_devices, args.order)
             out.commit()
         return 0
     return _plan(args)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_impl.attention_pool.memory import Answer, Ask, Tell
+from jax_impl.attention_pool.messages import Answer, Ask, Tell
 from jax_impl.attention_pool.pieces import PooledLayers
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.wire import Wire

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -59,27 +59,6 @@ def show() -> int:
         )
     print(f"same tokens and logits: {'yes' if same else 'no'}")
     return 0 if same and equal else 1
-
-
-def picture(out: IO[bytes], batches: int, memory: int, order: str) -> None:
-    """Run the built-in model over two pools and draw a stretch of the middle of it."""
-    from jax_impl.app import builtin, demo_text
-    from jax_impl.app.text import Text
-    from jax_impl.attention_pool.picture import draw
-
-    enough_devices(max(1, batches - 1) + memory)
-    path = builtin.folder()
-    with Checkpoint.open(path) as checkpoint:
-        vocab = checkpoint.config.vocab
-    requests = demo_text.requests(Text(path), vocab, 4 * batches, NEW)
-    with LaminaEngine.open(
-        path, batches=batches, memory_devices=memory, max_batch=4, order=order,
-        kv_tokens=4 * batches * 128, timed=True, progress=progress, **COMMON,
-    ) as engine:  # fmt: skip
-        for handle in engine.submit_all(requests):
-            handle.result(WAIT_S)
-    done()
-    draw(engine, out)
 
 
 def enough_devices(count: int) -> None:

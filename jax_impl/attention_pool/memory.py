@@ -20,52 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.attention_pool.kernels import store
+from jax_impl.attention_pool.messages import Answer, Ask, Tell
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.kernels.attention import Partial, own_v0, past_v0
 from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, block_shapes
 from jax_impl.programs import Progress, compiled
 from reference.control.attention_partition import head_share
 from reference.vocab.config import AttentionSpec, ModelConfig
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Queries of one tile at one layer for one device.
-
-    q    [rows, G', M, D];  at  int32 [rows, 1 + W]: position, then KV block numbers
-    alone  no row needs a position that another row of this tile brings
-    """
-
-    tile: int
-    layer: int
-    q: np.ndarray
-    at: np.ndarray
-    alone: bool
-
-
-@dataclass(frozen=True)
-class Tell:
-    """The tile's own keys [rows, G', D] and values [rows, G', Dv] (None: they are in the keys).
-
-    sent  when it was sent, on the monotonic clock
-    """
-
-    tile: int
-    layer: int
-    k: np.ndarray
-    v: np.ndarray | None
-    sent: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Attended values [rows, G', M, Dv], or what went wrong."""
-
-    tile: int
-    layer: int
-    device: int
-    y: np.ndarray | None
-    error: BaseException | None = None
 
 
 @dataclass

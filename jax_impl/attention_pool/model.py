@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jax_impl.attention_pool.compute import Part, Replica, Tile
-from jax_impl.attention_pool.memory import Answer
+from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.kv import Table

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_impl.attention_pool.memory import Answer, Busy, MemoryDevice, PoolOptions
+from jax_impl.attention_pool.memory import Busy, MemoryDevice, PoolOptions
+from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.programs import Progress
 from reference.control.attention_partition import check_head_shares

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jax_impl.attention_pool.compute import Replica
-from jax_impl.attention_pool.memory import Answer
+from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.seats import Aboard, Seat
 from jax_impl.model import ExpertTask
 from jax_impl.steps import one_line

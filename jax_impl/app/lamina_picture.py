@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import IO, Any
 
+from jax_impl.app import builtin, demo_text
+from jax_impl.app.text import Text
+from jax_impl.attention_pool import lamina_demo
 from jax_impl.attention_pool.engine import LaminaEngine
+from reference.files.checkpoint import Checkpoint
 from reference.vocab.errors import BadInput, CoveyError
 
 COLOURS = ("#4269d0", "#efb118", "#3ca951", "#ff725c")
@@ -67,3 +71,21 @@ def draw(engine: LaminaEngine, out: IO[bytes], turns: int = 18) -> None:
         figure.savefig(out, format="png")
     except OSError as error:
         raise CoveyError(f"picture: {error.strerror}") from None
+
+
+def run(out: IO[bytes], batches: int, memory: int, order: str) -> None:
+    """Run the built-in model over two pools and draw a stretch of the middle of it."""
+    lamina_demo.enough_devices(max(1, batches - 1) + memory)
+    path = builtin.folder()
+    with Checkpoint.open(path) as checkpoint:
+        vocab = checkpoint.config.vocab
+    requests = demo_text.requests(Text(path), vocab, 4 * batches, lamina_demo.NEW)
+    with LaminaEngine.open(
+        path, batches=batches, memory_devices=memory, max_batch=4, order=order,
+        kv_tokens=4 * batches * 128, timed=True, progress=lamina_demo.progress,
+        **lamina_demo.COMMON,
+    ) as engine:  # fmt: skip
+        for handle in engine.submit_all(requests):
+            handle.result(lamina_demo.WAIT_S)
+    lamina_demo.done()
+    draw(engine, out)

@@ -1,0 +1,242 @@
+"""The pooled engine's loop: hear what happened, tell `Serving`, obey, sleep until more happens.
+
+One thread runs it and owns `Serving`, seats and the batches' tokens under way. Replicas and memory
+devices post what they have done; callers post requests.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_impl.attention_pool.messages import Answer, Cancel, Lost, Stop, Submit
+from jax_impl.attention_pool.pool import MemoryPool
+from jax_impl.attention_pool.seats import Aboard, Seats
+from jax_impl.attention_pool.wire import Wire
+from jax_impl.attention_pool.worker import Done, Job, Worker
+from reference.control.attention_serving import Place, Serving, Turn
+from reference.handle import RequestHandle
+from reference.vocab.actions import Finish, Reject
+
+
+class PoolLoop:
+    """`post` may be called from any thread. timed: remember whose every tile was."""
+
+    def __init__(
+        self, serving: Serving, workers: Sequence[Worker], pool: MemoryPool, wire: Wire,
+        seats: Seats, eos: frozenset[int], timed: bool,
+    ) -> None:  # fmt: skip
+        self.failure: BaseException | None = None
+        self.tokens = self.rows = 0
+        self.batch_of_tile: dict[int, int] = {}
+        self.seats = seats
+        self.closing = False
+        self._serving, self._workers, self._pool, self._wire = serving, workers, pool, wire
+        self._eos, self._timed = eos, timed
+        self._layers, self._batches = serving.options.layers, serving.options.batches
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.handles: dict[int, RequestHandle] = {}
+        self._aboard: dict[int, Aboard] = {}
+        self._epoch = [0] * self._batches
+        self._turns: dict[int, Turn] = {}
+        self._context: dict[int, np.ndarray | None] = {}
+        self._answers: dict[int, dict[int, list[Answer]]] = {}
+        self._batch_of: dict[int, int] = {}
+        self._away: set[int] = set()
+        self._lock, self._next = threading.Lock(), 0
+        self._stop: Stop | None = None
+        self._taking: dict[type, Callable[[Any], None]] = {
+            Submit: self._arrive, Cancel: lambda c: serving.cancelled(c.request),
+            Lost: self._lose, Stop: self._halt, Done: self._done, Answer: self._answer,
+        }  # fmt: skip
+        self._thread = threading.Thread(target=self._run, name="covey-lamina", daemon=True)
+
+    # -- any thread
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def post(self, item: Any) -> None:
+        self._inbox.put(item)
+
+    def submit(self, make: Callable[[int], list[RequestHandle]]) -> list[RequestHandle] | None:
+        """Number and post the requests that `make(first number)` gives; None once it has ended."""
+        with self._lock:
+            if self.closing:
+                return None
+            handles = make(self._next)
+            self._next += len(handles)
+            self.handles.update((h.number, h) for h in handles)
+            self.post(Submit(tuple(handles)))
+            return handles
+
+    def end(self, timeout_s: float) -> bool:
+        """Cancel what is open and stop; False when it hangs."""
+        with self._lock:
+            self.closing = True
+        self.post(Stop(time.monotonic() + timeout_s))
+        self._thread.join(timeout_s + 1.0)
+        return not self._thread.is_alive()
+
+    # -- the engine thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while not (self._stop and (self._serving.idle or time.monotonic() > self._stop.by)):
+                try:
+                    items = [self._inbox.get(timeout=1.0)]
+                except queue.Empty:
+                    continue
+                while not self._inbox.empty():
+                    items.append(self._inbox.get())
+                for item in items:
+                    self._taking[type(item)](item)
+                self._obey()
+        except BaseException as e:
+            error = e
+        with self._lock:
+            self.failure, self.closing = error, True
+            left, self.handles = self.handles, {}
+        for handle in left.values():
+            text = f"the engine failed: {type(error).__name__}: {error}" if error else None
+            handle.end("error" if error else "cancelled", text)
+
+    def _arrive(self, submit: Submit) -> None:
+        for h in submit.handles:
+            assert h.request.max_new_tokens is not None
+            self._serving.arrived(h.number, len(h.request.prompt), h.request.max_new_tokens)
+
+    def _halt(self, stop: Stop) -> None:
+        self._stop = stop
+        for number in sorted(self.handles):
+            self._serving.cancelled(number)
+
+    def _obey(self) -> None:
+        for action in self._serving.next_actions():
+            match action:
+                case Place(request, devices):
+                    self.seats.admit(self.handles[request], devices)
+                case Turn():
+                    self._start(action)
+                case Finish(request, reason, error):
+                    self._ended(request, reason, error)
+                case Reject(request, reason):
+                    self._ended(request, "rejected", reason)
+
+    def _ended(self, request: int, reason: str, error: str) -> None:
+        self.seats.end(request)
+        with self._lock:
+            handle = self.handles.pop(request)
+        handle.end(reason, error)
+
+    def _start(self, turn: Turn) -> None:
+        batch = turn.batch
+        if turn.slice == 0:
+            aboard = self.seats.board(turn.spans, self._epoch[batch], self._wire)
+            self._aboard[batch] = aboard
+            self.rows += len(aboard.rows)
+            for tile in aboard.tiles:
+                self._batch_of[tile.number] = batch
+                if self._timed:
+                    self.batch_of_tile[tile.number] = batch
+        aboard, context = self._aboard[batch], None
+        if turn.held not in (-1, turn.replica):
+            context = self._context[batch]
+            assert context is not None
+            # LAMINA-10: the residual goes along when a batch changes its replica.
+            self._wire.send("context", aboard.tiles[0].number, turn.slice, turn.replica, context)
+        answers = self._answers.pop(batch, {})
+        self._turns[batch] = turn
+        last = turn.slice == self._layers
+        job = Job(turn, aboard, answers, context, dict(self.seats.running), last)
+        self._workers[turn.replica].run(job)
+
+    def _done(self, done: Done) -> None:
+        batch = done.batch
+        if done.epoch != self._epoch[batch]:
+            return  # of a token that was begun again
+        if done.error:
+            done.failed.update((span.request, done.error) for span in self._aboard[batch].spans)
+        for request, error in done.failed.items():
+            self._serving.cancelled(request, "error", error)
+        if done.error:
+            self._void_token(batch)
+            self._serving.redo(batch)
+            for span in self._turns[batch].spans:
+                self._serving.cancelled(span.request, "error", done.error)
+            return
+        if not done.last:
+            self._context[batch] = done.context
+            self._serving.slice_done(batch)
+            self._away.add(batch)
+            self._answered(batch)
+            return
+        self._close_token(batch)
+        stopped = set()
+        for request, choice in done.chosen.items():
+            seat = self.seats.running[request]
+            if choice is None or request in done.failed:
+                stopped.add(request)
+                continue
+            seat.tokens.append(choice.token)
+            seat.handle.put_token(choice, time.monotonic())
+            self.tokens += 1
+            if choice.token in self._eos or choice.token in seat.handle.request.stop:
+                stopped.add(request)
+        self._serving.token_done(batch, stopped)
+
+    def _answer(self, answer: Answer) -> None:
+        batch = self._batch_of.get(answer.tile)
+        if batch is None:
+            return  # of a token that was begun again
+        self._answers.setdefault(batch, {}).setdefault(answer.tile, []).append(answer)
+        self._answered(batch)
+
+    def _answered(self, batch: int) -> None:
+        """The turn is over and every device has answered to every tile: the attention is back."""
+        if batch not in self._away:
+            return
+        found = self._answers.get(batch, {})
+        if all(len(found.get(t.number, ())) == len(t.parts) for t in self._aboard[batch].tiles):
+            self._away.discard(batch)
+            self._serving.attention_done(batch)
+
+    def _close_token(self, batch: int) -> None:
+        aboard = self._aboard.pop(batch)
+        for tile in aboard.tiles:
+            self._batch_of.pop(tile.number, None)
+        self.seats.leave(aboard)
+
+    # -- losses (LAMINA-25)
+
+    def _void_token(self, batch: int) -> None:
+        """The batch's token is begun again: what still comes of it is not for anybody."""
+        if batch in self._aboard:
+            self._epoch[batch] += 1
+            self._close_token(batch)
+            self._answers.pop(batch, None)
+            self._away.discard(batch)
+
+    def _lose(self, lost: Lost) -> None:
+        serving = self._serving
+        if lost.kind == "replica":
+            self._workers[lost.number].forget()
+            for batch in range(self._batches):
+                turn = self._turns.get(batch)
+                if batch in self._aboard and turn is not None and turn.replica == lost.number:
+                    self._void_token(batch)
+                    serving.redo(batch)
+        else:
+            self._pool.devices[lost.number].forget()
+            before = list(serving.aboard)
+            serving.lost(lost.number)
+            for batch, spans in enumerate(before):
+                if spans and not serving.aboard[batch]:
+                    self._void_token(batch)
+        lost.done.set()

@@ -1,0 +1,80 @@
+"""What is said between threads: to memory devices and back, and to the engine's loop."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.handle import RequestHandle
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Queries of one tile at one layer for one device.
+
+    q    [rows, G', M, D];  at  int32 [rows, 1 + W]: position, then KV block numbers
+    alone  no row needs a position that another row of this tile brings
+    """
+
+    tile: int
+    layer: int
+    q: np.ndarray
+    at: np.ndarray
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Tell:
+    """The tile's own keys [rows, G', D] and values [rows, G', Dv] (None: they are in the keys).
+
+    sent  when it was sent, on the monotonic clock
+    """
+
+    tile: int
+    layer: int
+    k: np.ndarray
+    v: np.ndarray | None
+    sent: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Attended values [rows, G', M, Dv], or what went wrong."""
+
+    tile: int
+    layer: int
+    device: int
+    y: np.ndarray | None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Requests that arrive together."""
+
+    handles: tuple[RequestHandle, ...]
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The caller gave up."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A replica ("replica") or a memory device ("memory") is gone and replaced by an empty one."""
+
+    kind: str
+    number: int
+    done: threading.Event
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End, at the latest at `by`."""
+
+    by: float
