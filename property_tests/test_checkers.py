@@ -293,6 +293,7 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ),
     ("S11", "bytes into a slot", edit({"action": "Load", "ticket": 3}, bytes=11)),
     ("S11", "resident and in flight", lambda log: log[0].update(budget_bytes=19)),
+    ("S11", "the budget is 0", lambda log: log[0].update(budget_bytes=0)),
     ("S11", "more loads than", edit({"ask": [1, 0]}, ask=[0, 0])),
     ("S11", "more steps than", insert({"step": 2}, ask(1, 0))),
     ("S11", "a step of 3 rows", option(max_rows=2)),

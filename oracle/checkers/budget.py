@@ -38,13 +38,13 @@ def check_s11(log: LogView) -> Iterator[Violation]:
             loading.add(record["ticket"])
             if blocking and running:
                 yield Violation("S11", at, "a load while a step runs, in lockstep-blocking")
-            size = record.get("bytes", head.slot_bytes)
-            if head.slot_bytes and size > head.slot_bytes:
+            size = record.get("bytes", head.slot_bytes or 0)
+            if head.slot_bytes is not None and size > head.slot_bytes:
                 text = f"{size} bytes into a slot of {head.slot_bytes}"
                 yield Violation("S11", at, text)
             held[record["slot"]] = head.slot_bytes or size
             total = sum(held.values())
-            if head.budget and total > head.budget:
+            if head.budget is not None and total > head.budget:
                 text = f"{total} bytes resident and in flight, the budget is {head.budget}"
                 yield Violation("S11", at, text)
             lanes[0] -= 1

@@ -18,7 +18,7 @@ def check_host(log: LogView) -> Iterator[Violation]:
     content: dict[int, tuple[int, ...]] = {}
     pinned: dict[int, tuple[int, tuple[int, ...], bool]] = {}  # ticket: entry, key, from the disk
     late: set[int] = set()
-    budget, slot = log.head.host_budget, log.head.slot_bytes
+    budget, slot = log.head.host_budget, log.head.slot_bytes or 0
 
     for line in log.lines:
         record, at = line.record, line.number

@@ -36,7 +36,7 @@ class Head:
     """What the judge needs of the head: the options as written, never control's own reading.
 
     layers, experts, top_k, slots, chunk, max_running, max_rows, kv_tokens, kv_block, retries:
-    as in ControlOptions (specs/log.md). budget and slot_bytes: bytes, or 0 where not written.
+    as in ControlOptions (specs/log.md). budget and slot_bytes: bytes, or None where not written.
     """
 
     layers: tuple[int, ...]
@@ -53,8 +53,8 @@ class Head:
     kv_tokens: int
     kv_block: int
     retries: int
-    budget: int
-    slot_bytes: int
+    budget: int | None
+    slot_bytes: int | None
     host_budget: int = 0
     """Bytes of the host tier; 0 where there is none."""
 
@@ -115,11 +115,17 @@ def read_head(record: Record) -> Head:
         layers=tuple(layers),
         grouping=str(options.get("grouping")),
         readiness=str(options.get("readiness")),
-        budget=int(record.get("budget_bytes") or 0),
-        slot_bytes=int(record.get("slot_bytes") or 0),
+        budget=_bytes(record, "budget_bytes"),
+        slot_bytes=_bytes(record, "slot_bytes"),
         host_budget=int(record.get("host_budget_bytes") or 0),
         **ints,
     )
+
+
+def _bytes(record: Record, name: str) -> int | None:
+    """A count of bytes in the head; None where it is not written. A written 0 is a bound."""
+    value = record.get(name)
+    return None if value is None else int(value)
 
 
 def view(log: Any, complete: bool) -> LogView:
