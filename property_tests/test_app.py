@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from jax_impl.app import main as app
-from jax_impl.app.output import Progress, WholeFile, finite, write_json
+from jax_impl.app.output import (
+    Progress,
+    WholeFile,
+    finite,
+    places_of_their_own,
+    write_json,
+)
 from jax_impl.app.text import Text
 from reference.vocab.errors import BadInput, CoveyError
 
@@ -117,6 +123,19 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.rule("APP-1", "APP-3")
+def test_closed_or_narrow_output_is_no_traceback() -> None:
+    program = "import sys; sys.argv = ['covey', {!r}]; from jax_impl.app.main import main; {}"
+    closed = program.format("--help", "sys.stdout = None; sys.exit(main())")
+    done = subprocess.run([sys.executable, "-c", closed], capture_output=True, text=True,
+                          check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    narrow = program.format("--help", "main(); print('\\u00e9')")
+    done = subprocess.run([sys.executable, "-c", narrow], capture_output=True, text=True,
+                          check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "\\xe9", "")
+
+
 @pytest.mark.rule("APP-1")
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax_impl.app import check
@@ -156,6 +175,24 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
         WholeFile("--json", tmp_path / "nowhere" / "out.json")
     with pytest.raises(BadInput, match=r"^--out: .* is a directory$"):
         WholeFile("--out", tmp_path)
+
+
+@pytest.mark.rule("APP-4")
+def test_outputs_write_over_nothing_that_counts(tmp_path: Path) -> None:
+    model, asked, out = tmp_path / "m", tmp_path / "asked", tmp_path / "out"
+    model.mkdir()
+    (model / "model.safetensors").touch()
+    asked.touch()
+    (tmp_path / "again").symlink_to(out)
+    device = Path("/dev/null")
+    places_of_their_own({"--log": out, "--json": model / "new", "--x": None}, model, asked)
+    places_of_their_own({"--log": device, "--json": device}, model, asked)
+    with pytest.raises(BadInput, match=r"^--json: .* is the file of --log too$"):
+        places_of_their_own({"--log": out, "--json": tmp_path / "again"}, model, asked)
+    with pytest.raises(BadInput, match=r"^--json: .* is the file of --requests too$"):
+        places_of_their_own({"--json": asked}, model, asked)
+    with pytest.raises(BadInput, match=r"^--log: .* is a file of the model$"):
+        places_of_their_own({"--log": model / "model.safetensors"}, model, asked)
 
 
 @pytest.mark.rule("APP-4")

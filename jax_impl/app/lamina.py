@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -98,6 +99,9 @@ def _plan(args: argparse.Namespace) -> int:
             raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
     if not 0 < args.usable <= 1:
         raise BadInput(f"--usable: {args.usable}; more than 0 and at most 1 expected")
+    for name in ("token_ms", "cost"):
+        if not getattr(args, name) > 0:
+            raise BadInput(f"--{name.replace('_', '-')}: more than 0 expected")
     limits = plan.Limits(
         args.token_ms / 1e3, args.cost, args.max_compute, args.max_memory, args.batches
     )
@@ -156,7 +160,7 @@ def load_of(text: str) -> Lengths:
     if text in TRACES:
         return TRACES[text]
     parts = text.split(",")
-    if len(parts) == 2 and all(p.strip().isdigit() for p in parts):
+    if len(parts) == 2 and all(re.fullmatch("[0-9]{1,12}", p.strip()) for p in parts):
         prompt, output = map(int, parts)
         if prompt < 1 or output < 1:
             raise BadInput(f"--trace: {text}; at least 1 token each expected")

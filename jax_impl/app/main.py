@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is neither a CoveyError nor the machine's refusal (OSError) is a bug and keeps its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _any_stream_will_do()
     name = f"covey {words[0]}" if words and words[0] in COMMANDS else "covey"
     try:
         status = dispatch(words)
@@ -85,6 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _any_stream_will_do() -> None:
+    """Output that is closed goes nowhere; what its encoding cannot say is written as an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def dispatch(words: Sequence[str]) -> int:

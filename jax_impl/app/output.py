@@ -12,6 +12,20 @@ from typing import IO, Any
 from reference.vocab.errors import BadInput, CoveyError
 
 
+def places_of_their_own(outputs: dict[str, Path | None], model: Path, requests: Path) -> None:
+    """Refuses outputs, by flag, that would write over one another, the requests or the model."""
+    taken = {os.path.realpath(requests): "--requests"}
+    for flag, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue  # a device takes anything; what else is no file is refused where it is opened
+        place = os.path.realpath(path)
+        if place in taken:
+            raise BadInput(f"{flag}: {path} is the file of {taken[place]} too")
+        if path.exists() and os.path.dirname(place) == os.path.realpath(model):
+            raise BadInput(f"{flag}: {path} is a file of the model")
+        taken[place] = flag
+
+
 class WholeFile:
     """A file that appears under its name only when it is complete (APP-4).
 
