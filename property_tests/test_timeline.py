@@ -122,6 +122,13 @@ def test_a_part_of_it(events: Path, tmp_path: Path) -> None:
     cut = whole.cut(whole.start + length / 4, whole.start + length * 3 / 4)
     assert cut.busy()[1] < whole.busy()[1]
     assert len([e for e in part if "step" in e["args"]]) == len(cut.steps)
+    half, out = f"{length / 2:.9f}", tmp_path / "two.json"
+    assert main(["timeline", str(events), str(events), "--from", "0", "--from", half, "--for", half,
+                 "--out", str(out)]) == 0
+    shown = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    steps = [e["args"]["step"] for e in shown if "step" in e["args"]]
+    assert set(steps) == {step.number for step in whole.steps}
+    assert len(steps) <= len(whole.steps) + 1, "at most one step lies in both halves"
 
 
 @pytest.mark.rule("TIME-2")
@@ -185,6 +192,7 @@ def test_a_failed_load_and_a_cancelled_request(events: Path) -> None:
         (["{model}"], "config.json"),
         (["{events}", "--from", "1e9"], "--from: 1e+09 s; the log ends"),
         (["{events}", "--from", "-1"], "seconds, at least 0, expected"),
+        (["{events}", "--from", "0", "--from", "1"], "--from: 2 times for 1 logs"),
         (["{events}", "--out", "{events}/x"], "--out: cannot write in"),
         (["nowhere"], "nowhere"),
     ],

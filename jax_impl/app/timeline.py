@@ -31,8 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="X.json", type=Path, help="write a Perfetto trace here")
     parser.add_argument("--png", metavar="X.png", type=Path,
                         help="write a picture here (needs the extra plot)")
-    parser.add_argument("--from", dest="start", metavar="S", type=second, default=0.0,
-                        help="begin so many seconds after the first request arrived")
+    parser.add_argument("--from", dest="start", metavar="S", type=second, action="append",
+                        help="begin so many seconds after the first request arrived; may be given "
+                             "once for each log")
     parser.add_argument("--for", dest="length", metavar="S", type=second, default=math.inf,
                         help="draw so many seconds")
 
@@ -50,12 +51,16 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(WholeFile("--out", args.out)) if args.out else None
         png = stack.enter_context(WholeFile("--png", args.png, "wb")) if args.png else None
+        starts = args.start or [0.0]
+        if len(starts) not in (1, len(args.events)):
+            raise BadInput(f"--from: {len(starts)} times for {len(args.events)} logs")
         histories = []
-        for path in args.events:
+        for n, path in enumerate(args.events):
             log = read_log(path)
             if log.warning:
                 print(log.warning)
-            histories.append((title_of(path, log.head), window(history_of(log), args)))
+            part = window(history_of(log), starts[n % len(starts)], args.length)
+            histories.append((title_of(path, log.head), part))
         for title, history in histories:
             print(f"{title}: {summary(history)}")
         if out:
@@ -80,7 +85,7 @@ def title_of(path: Path, head: dict[str, Any]) -> str:
     return title if path.stem == options["grouping"] else f"{path.stem}: {title}"
 
 
-def window(history: History, args: argparse.Namespace) -> History:
+def window(history: History, after: float, length: float) -> History:
     """The part that --from and --for ask for, counted from the first arrival.
 
     Raises BadInput for a log in which nothing happened, or not then.
@@ -88,12 +93,12 @@ def window(history: History, args: argparse.Namespace) -> History:
     first = min((life.start for life in history.lives.values()), default=None)
     if first is None:
         raise BadInput("no request arrived in this log: there is nothing to draw")
-    start = first + args.start
+    start = first + after
     if start >= history.end:
-        raise BadInput(f"--from: {args.start:g} s; the log ends {history.end - first:.3f} s after "
+        raise BadInput(f"--from: {after:g} s; the log ends {history.end - first:.3f} s after "
                        "the first request arrived")
-    whole = args.start == 0 and args.length == math.inf
-    return history if whole else history.cut(start, min(history.end, start + args.length))
+    whole = after == 0 and length == math.inf
+    return history if whole else history.cut(start, min(history.end, start + length))
 
 
 def summary(history: History) -> str:
