@@ -126,7 +126,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 @pytest.mark.rule("APP-1", "APP-3")
 def test_closed_or_narrow_output_is_no_traceback() -> None:
     program = "import sys; sys.argv = ['covey', {!r}]; from jax_impl.app.main import main; {}"
-    closed = program.format("--help", "sys.stdout = None; sys.exit(main())")
+    closed = program.format("--help", "sys.stdin = sys.stdout = None; main(); sys.stdin.read()")
     done = subprocess.run([sys.executable, "-c", closed], capture_output=True, text=True,
                           check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -90,12 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _any_stream_will_do() -> None:
-    """Output that is closed goes nowhere; what its encoding cannot say is written as an escape."""
-    for name in ("stdout", "stderr"):
+    """A closed stream is empty or goes nowhere; what an encoding cannot say becomes an escape."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 
