@@ -243,7 +243,7 @@ class JaxEngine:
 
     def heat(self) -> dict[tuple[int, int], int]:
         """How many visits have named each expert, by (layer, expert); see files/residency.py."""
-        return dict(self._loop.totals.heat)
+        return {(key.layer, key.expert): n for key, n in self._loop.totals.heat.items()}
 
     def why(self) -> str:
         """One paragraph on what limited the run so far."""
