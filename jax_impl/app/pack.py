@@ -129,7 +129,7 @@ def check(old: Checkpoint, new: Checkpoint) -> int:
 def lines_of(
     ckpt: Checkpoint, copy: Copy, out: Path, aligned: int, skipped: list[str]
 ) -> list[str]:
-    """What was made, for people."""
+    """What was made, and what it brings (PACK-3), for people."""
     config = ckpt.config
     count = len(config.moe_layers) * config.experts
     lines = [f"{out}: {show_size(copy.total)} in {len(copy.files)} files; {aligned} of {count} "

@@ -44,7 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 for a plan that a run would accept. Raises BudgetTooSmall after showing what is known."""
+    """0 for a plan that a run would accept. Raises BudgetTooSmall after showing what is known.
+    Weights are read by the probe alone (PLAN-2)."""
     disk = parse_size(args.disk) if args.disk else None
     if disk == 0:
         raise BadInput("--disk: 0 bytes a second")
