@@ -34,10 +34,10 @@ class Computer:
     ) -> None:
         self._model, self._eos, self._post, self._clock = model, eos, post, clock
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="covey-compute", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="covey-compute", daemon=True)
 
     def begin(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def run(self, plan: Plan) -> None:
         """Do the step soon; its outcome is posted."""
@@ -46,8 +46,8 @@ class Computer:
     def end(self, timeout_s: float) -> bool:
         """Stop after what is queued. False when a step hangs."""
         self._plans.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _work(self) -> None:
         try:

@@ -12,6 +12,7 @@ another's, and no shape depends on how many there are: hence the same bits (ENGI
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,7 @@ class JaxEngine:
         self.config = ckpt.config
         self.notes = ckpt.notes
         self._ckpt, self._loop, self._log, self._model = ckpt, loop, log, model
+        self._closing = threading.Lock()
         self._closed = False
 
     @classmethod
@@ -253,12 +255,18 @@ class JaxEngine:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Cancel what is open and stop the threads; returns within about `timeout_s` whatever
-        hangs. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._loop.end(timeout_s)
-            self._model.end()
-            self._ckpt.close()
+        hangs. May be called again, and from several threads: all return when it is over.
+
+        Raises CoveyError in a callback of a request: those run on a thread that is to be stopped.
+        """
+        if self._loop.runs_here():
+            raise CoveyError("close: called from a request's callback; call it from another thread")
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._loop.end(timeout_s)
+                self._model.end()
+                self._ckpt.close()
 
     def __enter__(self) -> JaxEngine:
         return self

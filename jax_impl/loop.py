@@ -106,6 +106,10 @@ class Loop:
         now = replace(self.totals, blamed=self.totals.blamed.copy(), ended=self.totals.ended.copy())
         return now.as_dict(self._clock(), self._rate)
 
+    def runs_here(self) -> bool:
+        """The caller is on one of the engine's own threads."""
+        return threading.current_thread() in (self._thread, self._computer.thread)
+
     def end(self, timeout_s: float) -> bool:
         """Cancel what is open and stop. False when something hangs (it is left behind)."""
         by = self._clock() + timeout_s

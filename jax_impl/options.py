@@ -33,6 +33,9 @@ from reference.vocab.options import PREFETCHERS, ControlOptions
 MAX_LEN_ASSUMED = 4096
 """Tokens of a request for which KV space is planned, where the caller does not say."""
 
+MAX_THREADS = 256
+"""Reads at a time: more than any device's queue is deep."""
+
 
 def silent(text: str) -> None:
     """Progress that nobody wants to see."""
@@ -119,6 +122,8 @@ class EngineOptions:
         for name in ("chunk", "max_running", "max_rows", "kv_block", "tile", "threads"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
+        if self.threads > MAX_THREADS:
+            raise BadInput(f"threads: {self.threads}; at most {MAX_THREADS} expected")
         if not 0 < self.deadline_s < math.inf:
             raise BadInput(f"deadline_s: {self.deadline_s}; a positive number expected")
 

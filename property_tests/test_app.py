@@ -30,7 +30,10 @@ def covey(*words: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "jax_impl.app.main", *map(str, words)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -41,8 +44,9 @@ def test_help_lists_every_command_without_heavy_imports() -> None:
         "heavy = {'jax', 'numpy', 'safetensors', 'tokenizers'} & sys.modules.keys();"
         "sys.exit(status or ' '.join(heavy) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     for name in app.COMMANDS:
         assert f"\n  {name} " in done.stdout
@@ -55,8 +59,9 @@ def test_the_help_of_a_command_needs_no_jax(command: str) -> None:
         f"import sys; from jax_impl.app.main import main; status = main(['{command}', '--help']);"
         "sys.exit(status or ' '.join({'jax', 'tokenizers'} & sys.modules.keys()) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: covey {command} ")
 
@@ -116,8 +121,13 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run([sys.executable, "-m", "jax_impl.app.main", "--help"],
-                              stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "jax_impl.app.main", "--help"],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
@@ -127,12 +137,18 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 def test_closed_or_narrow_output_is_no_traceback() -> None:
     program = "import sys; sys.argv = ['covey', {!r}]; from jax_impl.app.main import main; {}"
     closed = program.format("--help", "sys.stdin = sys.stdout = None; main(); sys.stdin.read()")
-    done = subprocess.run([sys.executable, "-c", closed], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", closed], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     narrow = program.format("--help", "main(); print('\\u00e9')")
-    done = subprocess.run([sys.executable, "-c", narrow], capture_output=True, text=True,
-                          check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(
+        [sys.executable, "-c", narrow],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
     assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "\\xe9", "")
 
 
@@ -250,9 +266,30 @@ def test_text_goes_there_and_back(tmp_path: Path) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.add_special_tokens(["<s>"])
     made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)])
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     made.save(str(tmp_path / "tokenizer.json"))
     text = Text(tmp_path)
     assert text.why_not == ""
     assert text.encode("a covey flies", "F:1") == (0, 2, 3, 4)
     assert text.decode((0, 2, 3, 4)) == "a covey flies"
+
+
+def test_a_head_cannot_make_a_reader_allocate_without_bound() -> None:
+    from reference.files.log_head import MOST, options_of
+    from reference.vocab.options import ControlOptions
+
+    head = {"options": ControlOptions((0,), 4, 2, 4).__dict__ | {"layers": [0], "warm": []}}
+    assert options_of(head).slots == 4
+    head["options"]["slots"] = MOST + 1
+    with pytest.raises(BadInput, match="slots"):
+        options_of(head)
+
+
+def test_auto_says_what_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reference.files import budget
+
+    monkeypatch.setattr(budget, "available_memory", lambda: 1 << 20)
+    with pytest.raises(BadInput, match="--max-running"):
+        budget.expert_budget("auto", 8, 4096, others=1 << 30)
+    assert budget.expert_budget("auto", 8, 4096, others=0) == 8 * 4096

@@ -279,8 +279,9 @@ def test_stops(engine: str, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("APP-5", "APP-4")
-@pytest.mark.parametrize("engine", engines.ENGINES)
-def test_an_interrupted_run_is_whole(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "number"), [("jax", signal.SIGINT), ("reference", signal.SIGTERM)])
+def test_an_interrupted_run_is_whole(engine: str, number: int, tmp_path: Path) -> None:
     model = write_checkpoint(
         tmp_path / "model", tiny_config("mixtral", max_position_embeddings=100_000), seed=1)
     out, log, path = tmp_path / "out.json", tmp_path / "events.jsonl", tmp_path / "f.jsonl"
@@ -300,7 +301,7 @@ def test_an_interrupted_run_is_whole(engine: str, tmp_path: Path) -> None:
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.05)
         assert not out.exists()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said, progress = process.communicate(timeout=60)
     finally:
         process.kill()

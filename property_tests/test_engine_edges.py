@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from engines import (
     CROWD,
@@ -24,10 +26,11 @@ from engines import (
 from jax_impl.compile_cache import use
 from jax_impl.engine import JaxEngine
 from jax_impl.totals import Totals, why
+from oracle.tiny import tiny_config, write_checkpoint
 from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import read_log
 from reference.files.requests import Request
-from reference.vocab.errors import BadInput, BudgetTooSmall, Unsupported
+from reference.vocab.errors import BadInput, BudgetTooSmall, CoveyError, Unsupported
 from reference.vocab.ids import ExpertKey
 
 BAD_REQUESTS = [
@@ -216,3 +219,29 @@ def test_what_a_checkpoint_changes_between_opening_and_reading_is_noticed(tmp_pa
         patch.setattr(Checkpoint, "check_unchanged", touched)
         with pytest.raises(BadInput, match="changed"):
             JaxEngine.open(path, "50%", **SMALL)
+
+
+@pytest.mark.rule("ENGINE-7")
+def test_close_in_a_callback_is_refused_and_close_from_many_threads_waits(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "m", tiny_config("mixtral"))
+    engine = JaxEngine.open(path, memory="50%")
+    said: list[str] = []
+
+    def callback(position: int, row: np.ndarray) -> None:
+        try:
+            engine.close()
+        except CoveyError as error:
+            said.append(str(error))
+
+    result = engine.submit(Request("a", (1, 2, 3), 3), on_logits=callback).result(60)
+    assert result.finish_reason in ("length", "stop")
+    assert said
+    assert "another thread" in said[0]
+    before = threading.active_count()
+    closers = [threading.Thread(target=engine.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    for closer in closers:
+        closer.join(30)
+        assert not closer.is_alive()
+    assert threading.active_count() < before

@@ -18,24 +18,27 @@ LOOK_S = 0.2
 
 
 class Interrupt:
-    """While entered, the first SIGINT is only noted; a second one raises KeyboardInterrupt.
+    """While entered, the first SIGINT or SIGTERM is only noted; a second one raises
+    KeyboardInterrupt.
 
     Outside the main thread nothing can be noted, and nothing is.
     """
 
     def __init__(self) -> None:
         self.noted = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         self._main = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
         if self._main:
-            self._before = signal.signal(signal.SIGINT, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *failure: object) -> None:
         if self._main:
-            signal.signal(signal.SIGINT, self._before)
+            for number, before in self._before.items():
+                signal.signal(number, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.noted:

@@ -145,11 +145,18 @@ def expert_budget(memory: str | int, experts: int, slot: int, others: int = 0) -
 
     A percentage is of all routed experts as slots hold them, so 100% holds them all. "auto" takes
     a share of the available memory, less `others` (what the run takes beside the experts), and no
-    more than all experts need.
+    more than all experts need. Raises BudgetTooSmall when that leaves nothing.
     """
     whole = experts * slot
     if memory == "auto":
-        return min(whole, max(0, int(available_memory() * AUTO_SHARE) - others))
+        share = int(available_memory() * AUTO_SHARE)
+        if whole and share <= others:
+            raise BudgetTooSmall(
+                f"memory auto: resident weights, KV and token rows take {show_size(others)} of the "
+                f"{show_size(share)} that may be used: fewer --kv-tokens, a smaller --max-running "
+                "or --chunk leave room for experts"
+            )
+        return min(whole, share - others)
     return parse_size(memory, whole)
 
 

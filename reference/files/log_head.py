@@ -46,6 +46,9 @@ def head_of(
     }
     return plain(head | extra)
 
+MOST = 1 << 24
+"""No option of a real run is greater: a log cannot make a reader allocate without bound."""
+
 
 def check_head(head: Any, where: str) -> dict[str, Any]:
     """Check the head: version, every field, every option (LOG-1)."""
@@ -67,8 +70,11 @@ def check_head(head: Any, where: str) -> dict[str, Any]:
 
 
 def _is_key(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(
-        type(x) is int and x >= 0 for x in value)
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(x) is int and x >= 0 for x in value)
+    )
 
 
 def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
@@ -95,7 +101,8 @@ def options_of(head: Mapping[str, Any], where: str = "head") -> ControlOptions:
         elif name in _WORDS:
             good, right = value in _WORDS[name], " or ".join(_WORDS[name])
         else:
-            good, right = type(value) is int and value >= 0, "an integer of at least 0"
+            good = type(value) is int and 0 <= value <= MOST
+            right = f"an integer from 0 to {MOST}"
         if not good:
             raise BadInput(f"{where}: options.{name} is {show(value, 60)}; needs {right}")
         values[name] = value
