@@ -1,4 +1,4 @@
-"""`python -m oracle explore` and `python -m oracle mutants`: the judge from the command line.
+"""The judge from the command line: `python -m oracle explore`, `mutants`, `replay`.
 
 Results are JSON (to --json FILE, or to standard output with `-`); what a person reads goes to
 standard error. Exit status 0: all as it should be; 1: a violation, a count that differs from the
@@ -16,11 +16,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oracle.explorer import Explorer, Report
+from oracle.cases import case_of, play, read_cases, write_cases
+from oracle.explorer import Report, explorer_of
 from oracle.faults import ALL, EQUIVALENT
 from oracle.mutants import Verdict, kill_by_name
 from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
+from reference.control.scheduler import Scheduler
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -35,11 +37,14 @@ def main(argv: list[str] | None = None) -> int:
     explore_p.add_argument("--pin", action="store_true", help="write the counts instead of judging")
     mutants_p = commands.add_parser("mutants", help="seed faults; each must be noticed")
     mutants_p.add_argument("--only", default="", help="one fault's name")
+    mutants_p.add_argument("--keep", action="store_true", help="keep the shortest event lists")
+    replay_p = commands.add_parser("replay", help="play kept or printed event lists")
+    replay_p.add_argument("file", type=Path, help="one case a line")
     for one in (explore_p, mutants_p):
         one.add_argument("--json", default="", metavar="OUT", help="file, or - for stdout")
         one.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
-    return (explore if args.command == "explore" else mutants)(args)
+    return {"explore": explore, "mutants": mutants, "replay": replay}[args.command](args)
 
 
 def explore(args: argparse.Namespace) -> int:
@@ -73,7 +78,7 @@ def explore(args: argparse.Namespace) -> int:
 
 def explore_one(name: str) -> Report:
     """Explore one scope by name (runs in a process of its own)."""
-    return Explorer(SCOPES[name]).run()
+    return explorer_of(SCOPES[name]).run()
 
 
 def mutants(args: argparse.Namespace) -> int:
@@ -89,9 +94,23 @@ def mutants(args: argparse.Namespace) -> int:
         _err(f"{mark} {verdict.name:28} declared {verdict.declared:4} by {verdict.killed_by} "
              f"also {verdict.also}, trace {verdict.trace_length}, {verdict.seconds:.1f} s"
              f"{verdict.trouble}")  # fmt: skip
+    if args.keep and not args.only:
+        write_cases(v.case for v in verdicts if v.case is not None)
     _write(args.json, {"mutants": [v.as_json() for v in verdicts], "equivalent": EQUIVALENT})
     bad = sum(not v.good for v in verdicts)
     _err(f"{len(verdicts)} faults, {bad} not killed as declared")
+    return 1 if bad else 0
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Play event lists against the shipped scheduler; a fault fails."""
+    bad = 0
+    for case in read_cases(args.file):
+        fault, states = play(case)
+        own = fault is not None and not fault[1].startswith("(")
+        bad += own
+        name = case.get("name", case["scope"])
+        _err(f"{name}: {fault if own else 'holds'}, {len(states)} states")
     return 1 if bad else 0
 
 
@@ -123,6 +142,10 @@ def _say(report: Report, wrong: str) -> None:
         _err(f"{report.name}: {found.property}: {found.text}; shortest way there:")
         for line in _lines(found.log):
             _err("  " + line)
+        scope = SCOPES[report.name]
+        if not scope.any_policy:
+            _err(f"{report.name}: the same for `python -m oracle replay FILE`:")
+            _err(json.dumps(case_of(report.name, scope, found, Scheduler)))
 
 
 def _lines(log: Iterable[dict[str, Any]]) -> Iterator[str]:

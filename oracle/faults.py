@@ -343,12 +343,6 @@ ALL: tuple[Mutant, ...] = (*CONTROL_MUTANTS, *EXECUTOR_MUTANTS)
 
 EQUIVALENT: list[dict[str, str]] = [
     {
-        "name": "barrier-asks-who-stands-there",
-        "proof": "grouping.py `if r.stage == s.front: return` -> `if False: return`: the next "
-        "front is the stage with the least (stage - front) mod count, which is 0 for the front "
-        "itself, so it stays while anybody stands there.",
-    },
-    {
         "name": "compute-asked-while-a-step-runs",
         "proof": "scheduler.py `if idle_compute and not self.steps` -> `if not self.steps`: "
         "idle_compute is 0 exactly while a step is in flight, and then `steps` holds it.",

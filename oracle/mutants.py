@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from oracle.cases import Case, case_of
 from oracle.checkers import CHECKS, check_log
 from oracle.executor_faults import TRANSFER
 from oracle.explorer import Explorer, Found
@@ -30,6 +31,7 @@ class Verdict:
     seconds: float = 0.0
     trouble: str = ""
     found: Found | None = None
+    case: Case | None = None
 
     @property
     def good(self) -> bool:
@@ -86,7 +88,10 @@ def _explore(mutant: Mutant) -> Verdict:
                 report = explorer.run()
                 verdict.states += report.canonical_states
                 if report.violations:
-                    verdict.take(report.violations[0])
+                    found = report.violations[0]
+                    if verdict.killed_by is None:
+                        verdict.case = case_of(mutant.name, SCOPES[name], found, module.Scheduler)
+                    verdict.take(found)
                     break
     return verdict
 

@@ -100,3 +100,22 @@ def mutated(mutant: Mutant) -> Iterator[ModuleType]:
         sys.meta_path.remove(finder)
         for name in texts:
             sys.modules.pop(name, None)
+
+
+@contextmanager
+def loaded(alias: str, module: str, source: str) -> Iterator[ModuleType]:
+    """Control's package under `alias` with one module's whole source replaced."""
+    file = _file(module)
+    texts = {}
+    for other in sorted(file.parent.glob("*.py")):
+        text = source if other == file else other.read_text(encoding="utf-8")
+        name = alias if other.stem == "__init__" else f"{alias}.{other.stem}"
+        texts[name] = text.replace(CONTROL, alias)
+    finder = _Sources(alias, texts)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield importlib.import_module(f"{alias}.scheduler")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in texts:
+            sys.modules.pop(name, None)

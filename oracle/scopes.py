@@ -2,109 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from oracle.scope import Scope, scope
+from oracle.scopes_large import LARGE, POLICIES
 
-from reference.vocab.options import ControlOptions
-
-if TYPE_CHECKING:
-    from oracle.world import Routes
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Options of control, requests, and what may go wrong.
-
-    requests      (prompt_len, max_new_tokens) in order of arrival
-    initial       how many have arrived before the first ask; the others come at any time
-    channels      transfers at a time
-    load_faults, step_faults, cancels, drains   how often each may happen, anywhere
-    undrained     a failed transfer may be reported while its write can still land
-    stops         a token may end the text early
-    split         Computed and its results are told one by one, with asks between
-    batch         several events may happen before the next ask
-    suite         ci: explored in every test run; long: by `--scopes long`
-    """
-
-    name: str
-    why: str
-    options: ControlOptions
-    requests: tuple[tuple[int, int], ...]
-    initial: int = 99
-    channels: int = 1
-    load_faults: int = 0
-    step_faults: int = 0
-    cancels: int = 0
-    drains: int = 0
-    undrained: bool = False
-    stops: bool = False
-    split: bool = False
-    batch: bool = False
-    suite: str = "ci"
-
-    @cached_property
-    def routes(self) -> Routes:
-        """Unions of experts by rows of a chunk."""
-        from oracle.world import Routes
-
-        return Routes(self.options.experts, self.options.top_k)
-
-    @cached_property
-    def ordinal(self) -> dict[int, int]:
-        """Model layer -> its place among the layers with experts."""
-        return {layer: i for i, layer in enumerate(self.options.layers)}
-
-    @cached_property
-    def last_stage(self) -> int:
-        """The stage whose visit ends at the LM head."""
-        return len(self.options.layers) - 1
-
-    @cached_property
-    def interleaved(self) -> bool:
-        """No barrier."""
-        return self.options.grouping == "interleaved"
-
-    @cached_property
-    def blocking(self) -> bool:
-        """Fetching and computing exclude one another."""
-        return self.options.grouping == "lockstep-blocking"
-
-    @cached_property
-    def by_task(self) -> bool:
-        """A visit may run in parts, whatever its chunk."""
-        return not self.interleaved or self.options.readiness == "expert"
-
-    @cached_property
-    def lag_bound(self) -> int:
-        """max_lag, or four tokens' worth of visits."""
-        return self.options.max_lag or 4 * (len(self.options.layers) + 1)
-
-    def prompt_chunks(self, prompt_len: int) -> int:
-        """Chunks of a prompt."""
-        return -(-prompt_len // self.options.chunk)
-
-    def rows(self, chunk: int, prompt_len: int) -> int:
-        """Token rows of a chunk."""
-        size = self.options.chunk
-        return max(1, min(size, prompt_len - chunk * size))
-
-    def reserved(self, prompt_len: int, max_new: int) -> int:
-        """KV tokens of a running request, in whole blocks."""
-        block = self.options.kv_block
-        return -(-(prompt_len + max_new) // block) * block
-
-
-def _scope(name: str, why: str, shape: tuple[int, int, int, int], requests, **rest) -> Scope:
-    """shape: (layers, experts, top_k, slots). Options of control and of the scope in `rest`."""
-    layers, experts, top_k, slots = shape
-    fields = {k: rest.pop(k) for k in list(rest) if k in Scope.__dataclass_fields__}
-    options = ControlOptions(
-        layers=tuple(range(layers)), experts=experts, top_k=top_k, slots=slots,
-        **{"chunk": 2, "max_rows": 4, "kv_block": 1, "kv_tokens": 64, **rest},
-    )  # fmt: skip
-    return Scope(name, why, options, tuple(requests), **fields)
-
+__all__ = ["SCOPES", "Scope"]
 
 _TWO = ((1, 2), (1, 1))
 """Two requests of one prompt token: one makes two tokens, one makes one."""
@@ -113,180 +14,178 @@ _BULK = ((3, 1), (1, 2))
 
 _ALL = (
     # k = 1
-    _scope(
+    scope(
         "thrash-k1",
         "one slot for two requests: what is loaded must be used before it goes",
         (2, 2, 1, 1), ((1, 2), (1, 2)),
     ),
-    _scope(
+    scope(
         "faults-k1",
         "3 requests x 2 layers x 2 tokens x 3 experts x 2 slots; a load fails, a request ends",
         (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, cancels=1,
     ),
-    _scope(
+    scope(
         "arrivals-k1",
         "requests come while others run",
         (2, 2, 1, 2), ((1, 2), (1, 1), (1, 1)), initial=1,
     ),
-    _scope(
+    scope(
         "kv-k1",
         "KV room for one of three at a time, one fits exactly; a fourth can never fit",
         (1, 2, 1, 1), ((1, 1), (2, 2), (1, 2), (3, 2)), kv_tokens=4, max_running=2,
     ),
-    _scope(
+    scope(
         "lost-k1",
         "an expert that cannot be read: one retry, then those who need it end",
         (1, 2, 1, 1), ((1, 1), (1, 1)), retries=1, load_faults=3, undrained=True,
     ),
-    _scope(
+    scope(
         "lostpart-k2",
         "an expert is lost while another part of the same visit runs",
         (1, 3, 2, 2), ((1, 1), (1, 2)), readiness="expert", retries=0, load_faults=1,
         undrained=True,
     ),
-    _scope(
+    scope(
         "giveup-k2", "cancels in expert mode while others wait for the slots",
         (1, 4, 2, 2), ((1, 2), (1, 1)), readiness="expert", cancels=1,
     ),
-    _scope(
+    scope(
         "drain-k1",
         "drain and cancel at every point, also while results are owed",
         (2, 2, 1, 1), ((1, 1), (1, 1), (1, 1)), initial=1, max_running=2, drains=1, cancels=1,
         split=True,
     ),
     # k = 2, visit mode: k, k + 1 and k + 2 slots
-    _scope("visit-k2-s2", "claims with no slot to spare", (2, 3, 2, 2), _TWO),
-    _scope("visit-k2-s3", "claims with one slot to spare", (2, 3, 2, 3), _TWO),
-    _scope("visit-k2-s4", "claims with two slots to spare", (2, 4, 2, 4), _TWO),
-    _scope(
+    scope("visit-k2-s2", "claims with no slot to spare", (2, 3, 2, 2), _TWO),
+    scope("visit-k2-s3", "claims with one slot to spare", (2, 3, 2, 3), _TWO),
+    scope("visit-k2-s4", "claims with two slots to spare", (2, 4, 2, 4), _TWO),
+    scope(
         "visit-k2-c2",
         "two channels: transfers end in any order; several events before an ask",
         (1, 4, 2, 3), ((1, 2), (1, 2)), channels=2, batch=True, load_faults=1, undrained=True,
     ),
-    _scope(
+    scope(
         "pair-k2-c2", "two channels and a cancel, one token each",
         (1, 3, 2, 3), ((1, 1), (1, 1)), channels=2, cancels=1, load_faults=1, undrained=True,
     ),
-    _scope(
+    scope(
         "three-k2-s4",
         "three claims contend for four slots",
-        (1, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), suite="long",
+        (1, 4, 2, 4), ((1, 2), (1, 2), (1, 1)),
     ),
     # k = 2, expert mode
-    _scope("expert-k2-s2", "tasks with no slot to spare", (2, 3, 2, 2), _TWO, readiness="expert"),
-    _scope("expert-k2-s3", "tasks with one slot to spare", (2, 3, 2, 3), _TWO, readiness="expert"),
-    _scope(
+    scope("expert-k2-s2", "tasks with no slot to spare", (2, 3, 2, 2), _TWO, readiness="expert"),
+    scope("expert-k2-s3", "tasks with one slot to spare", (2, 3, 2, 3), _TWO, readiness="expert"),
+    scope(
         "expert-k2-s4",
         "tasks with two slots to spare, two channels, a failed load",
         (1, 4, 2, 4), ((1, 2), (1, 1)), readiness="expert", channels=2, load_faults=1,
     ),
     # k = 2, the barrier
-    _scope(
+    scope(
         "lockstep-k2-s2", "the barrier, no slot to spare", (2, 3, 2, 2), _TWO, grouping="lockstep",
     ),
-    _scope(
+    scope(
         "lockstep-k2-s3",
         "the barrier, fetching overlapped; requests come in the middle",
         (2, 3, 2, 3), _TWO, grouping="lockstep", initial=1, cancels=1,
     ),
-    _scope(
+    scope(
         "blocking-k2-s4",
         "the barrier, fetching and computing apart; a failed load",
         (2, 4, 2, 4), _TWO, grouping="lockstep-blocking", load_faults=1, undrained=True,
     ),
     # k = 2, prompts whose chunks need more experts than there are slots
-    _scope(
+    scope(
         "bulk-k2-s2",
         "a chunk of two tokens over four experts in two slots: waves, beside a decoding request",
         (1, 4, 2, 2), _BULK,
     ),
-    _scope(
+    scope(
         "bulk-k2-s3",
         "the same over two layers with one slot to spare",
-        (2, 4, 2, 3), _BULK, suite="long",
+        (2, 4, 2, 3), _BULK,
     ),
-    _scope(
+    scope(
         "bulk-k2-s4",
         "the same in expert mode with two slots to spare, a cancel, a scored request",
         (1, 4, 2, 4), ((3, 1), (2, 0)), readiness="expert", cancels=1, eviction="global",
     ),
-    _scope(
+    scope(
         "lockbulk-k2-s3",
         "a prompt in waves behind the barrier",
         (1, 4, 2, 3), _BULK, grouping="lockstep",
     ),
     # Failures of steps and of requests
-    _scope(
+    scope(
         "failed-k2",
         "steps fail, for all of their requests or for one; texts stop early",
         (1, 3, 2, 3), ((1, 1), (1, 2)), step_faults=2, stops=True,
     ),
-    _scope(
+    scope(
         "cancel-k2",
         "cancels and a failed load while claims wait; several events before an ask",
         (2, 3, 2, 3), ((1, 1), (1, 1)), load_faults=1, cancels=1, batch=True,
     ),
-    _scope(
+    scope(
         "rows-k1", "steps of at most two rows: prompts share them only where they fit",
         (1, 2, 1, 2), ((2, 1), (1, 1), (2, 0)), max_rows=2, readiness="expert",
     ),
-    _scope(
+    scope(
         "lockwait-k1", "the barrier while results are told one by one and requests come",
         (2, 2, 1, 2), ((1, 1), (1, 1), (1, 1)), grouping="lockstep", initial=2, split=True,
     ),
-    _scope(
+    scope(
         "bulkturn-k2-s3", "a prompt in waves beside two decoding requests that want the channel",
         (1, 3, 2, 3), ((3, 1), (1, 1), (1, 1)), bulk_slots=1,
     ),
-    _scope(
+    scope(
         "split-k2-s3", "results told one by one, with asks between, and several before an ask",
         (1, 3, 2, 3), ((1, 2), (1, 1)), split=True, batch=True,
     ),
     # The other orders, and lag
-    _scope(
+    scope(
         "first-come-k1", "in order of arrival at the router",
         (1, 3, 1, 2), ((1, 2), (1, 2), (1, 1)), fetch_order="first-come", cancels=1,
     ),
-    _scope(
+    scope(
         "fewest-k2", "fewest missing first, and nobody passed over for ever",
         (1, 4, 2, 3), ((1, 2), (1, 2)), fetch_order="fewest-missing", max_lag=2,
     ),
-    _scope(
+    scope(
         "lag-k1", "nobody gets two visits ahead", (1, 3, 1, 2), ((1, 3), (1, 3)), max_lag=2,
     ),
-    _scope(
+    scope(
         "dense", "a model without experts", (0, 0, 0, 0), ((3, 2), (1, 1), (1, 0)), initial=1,
         cancels=1, step_faults=1, split=True,
     ),
-    # Larger, for `--scopes long`
-    _scope(
+    # Larger
+    scope(
         "deep-k2-s4", "three layers, three tokens: long ways",
-        (3, 3, 2, 4), ((1, 3), (1, 2)), initial=1, suite="long",
+        (3, 3, 2, 4), ((1, 3), (1, 2)), initial=1,
     ),
-    _scope(
+    scope(
         "four-k1", "four requests in two slots, a failed load",
         (1, 3, 1, 2), ((1, 2), (1, 1), (1, 1), (1, 1)), initial=1, load_faults=1,
-        suite="long",
     ),
-    _scope(
+    scope(
         "order-k1", "two requests that come apart and diverge, three layers, two channels",
         (3, 2, 1, 3), ((1, 2), (2, 2)), initial=1, channels=2, readiness="expert",
-        eviction="global", cancels=1, suite="long",
+        eviction="global", cancels=1,
     ),
-    _scope(
+    scope(
         "swarm-k2", "three requests, two layers, no slot to spare, expert mode",
-        (2, 3, 2, 2), ((1, 2), (1, 1), (1, 1)), readiness="expert", suite="long",
+        (2, 3, 2, 2), ((1, 2), (1, 1), (1, 1)), readiness="expert",
     ),
-    _scope(
+    scope(
         "late-k1", "as faults-k1, and the failed load's write may land late",
         (2, 3, 1, 2), ((1, 2), (1, 2), (1, 2)), load_faults=1, undrained=True, cancels=1,
-        suite="long",
     ),
-    _scope(
+    scope(
         "faults-k2", "failed loads, failed steps, a cancel and a drain together",
         (2, 3, 2, 3), ((1, 1), (1, 1), (1, 1)), initial=2, load_faults=1, undrained=True,
-        step_faults=1, cancels=1, drains=1, suite="long",
+        step_faults=1, cancels=1, drains=1,
     ),
 )  # fmt: skip
 
-SCOPES: dict[str, Scope] = {s.name: s for s in _ALL}
+SCOPES: dict[str, Scope] = {s.name: s for s in (*_ALL, *LARGE, *POLICIES)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reference.control.fetch import Chooser
-from reference.control.requests import AWAITING, RUNNING, WAITING, Request
+from reference.control.requests import RUNNING, WAITING, Request
 from reference.vocab.actions import Action, Compute, Load
 from reference.vocab.ids import Part, Visit
 
@@ -133,14 +133,8 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
 
 
 def advance_front(s: Scheduler) -> None:
-    """The barrier (SCHED-4, lock-step): the front goes on only when nobody is left at it."""
-    stages = set()
-    for r in s.running.values():
-        if r.status == AWAITING:
-            return
-        if r.stage == s.front:
-            return
-        stages.add(r.stage)
-    if stages:
-        count = len(s.options.layers) + 1
-        s.front = min(stages, key=lambda stage: (stage - s.front) % count)
+    """The barrier (SCHED-4, lock-step): the front goes on, to the nearest stage, only when nobody
+    is left at it: whoever computes, or waits for the executor's word, still stands there."""
+    count = len(s.options.layers) + 1
+    stages = {r.stage for r in s.running.values()}
+    s.front = min(stages, key=lambda stage: (stage - s.front) % count, default=s.front)

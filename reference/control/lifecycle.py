@@ -147,8 +147,6 @@ def load_failed(s: Scheduler, e: ev.LoadFailed) -> None:
                 doom(s, r, error)
             else:
                 finish(s, r, "error", error)
-    if code in s.pending:
-        s.pending.remove(code)
 
 
 def doom(s: Scheduler, r: Request, error: str) -> None:

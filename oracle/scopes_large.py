@@ -1,0 +1,106 @@
+"""Larger worlds, for sheer numbers of states; and one small world for every shipped policy."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from oracle.scope import Scope, scope
+from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
+
+_THREE = ((1, 2), (1, 2), (1, 2))
+
+LARGE: tuple[Scope, ...] = (
+    scope(
+        "three-k1-s3", "faults-k1 with a slot more, and writes that land late",
+        (2, 3, 1, 3), _THREE, load_faults=1, undrained=True, cancels=1,
+    ),
+    # For `--scopes long`, by hand.
+    scope(
+        "four-k1-s3", "4 requests x 2 layers x 2 tokens x 3 experts x 3 slots",
+        (2, 3, 1, 3), (*_THREE, (1, 2)), suite="long",
+    ),
+    scope(
+        "layers-k1", "three requests through three layers, a failed load and a cancel",
+        (3, 2, 1, 2), _THREE, load_faults=1, cancels=1, suite="long",
+    ),
+    scope(
+        "tasks-k2-s3", "three requests in expert mode, a failed load and a cancel",
+        (2, 3, 2, 3), ((1, 2), (1, 2), (1, 1)), readiness="expert", load_faults=1, cancels=1,
+        suite="long",
+    ),
+    scope(
+        "claims-k2-c2", "three claims over two channels, a failed load and a cancel",
+        (2, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), channels=2, load_faults=1, undrained=True,
+        cancels=1, suite="long",
+    ),
+    scope(
+        "bulk-three-k2", "a prompt of two chunks beside two that decode, two layers",
+        (2, 4, 2, 3), ((3, 2), (1, 2), (1, 1)), suite="long",
+    ),
+    scope(
+        "barrier-three-k2", "three requests behind the barrier, two channels, a cancel",
+        (2, 3, 2, 4), _THREE, grouping="lockstep", channels=2, initial=1, cancels=1,
+        suite="long",
+    ),
+    scope(
+        "blocking-three-k2", "three requests, fetching and computing apart, late writes",
+        (2, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), grouping="lockstep-blocking", load_faults=1,
+        undrained=True, suite="long",
+    ),
+)  # fmt: skip
+
+
+def _policies() -> list[Scope]:
+    """Every grouping with every fetch order, eviction and readiness that means something there."""
+    out = []
+    for grouping, order, eviction, ready in product(SCHEDULERS, FETCH_ORDERS, EVICTIONS, READINESS):
+        if grouping != "interleaved" and (order, ready) != (FETCH_ORDERS[0], READINESS[0]):
+            continue  # the barrier orders reads by itself and runs tasks
+        name = f"policy-{grouping}-{order}-{eviction}-{ready}"
+        out.append(
+            scope(
+                name, "each shipped policy reaches the end, one load failing and a cancel",
+                (2, 3, 2, 3), ((1, 2), (1, 1)), grouping=grouping, fetch_order=order,
+                eviction=eviction, readiness=ready, load_faults=1, cancels=1, initial=1,
+            )
+        )  # fmt: skip
+    return out
+
+
+POLICIES: tuple[Scope, ...] = tuple(_policies())
+
+_ANY = (
+    scope(
+        "any-k1", "two layers in one slot, a failed load whose write lands late, a cancel",
+        (2, 2, 1, 1), ((1, 1), (1, 1)), load_faults=1, undrained=True, cancels=1,
+        any_policy=True,
+    ),
+    scope(
+        "any-k1-c2", "two channels, a failed load, a failed step, a cancel",
+        (1, 2, 1, 2), ((1, 1), (1, 1)), channels=2, load_faults=1, undrained=True, cancels=1,
+        step_faults=1, any_policy=True,
+    ),
+    scope(
+        "any-k2", "parts of visits in any split, no slot to spare, a failed load",
+        (1, 3, 2, 2), ((1, 1), (1, 1)), load_faults=1, undrained=True, any_policy=True,
+    ),
+    scope(
+        "any-k2-s3", "arrivals, a cancel and a drain anywhere",
+        (1, 3, 2, 3), ((1, 1), (1, 1)), cancels=1, drains=1, initial=1, any_policy=True,
+    ),
+    scope(
+        "any-bulk", "a prompt of two chunks and a cancel",
+        (1, 3, 1, 2), ((3, 1), (1, 1)), cancels=1, any_policy=True,
+    ),
+    scope(
+        "any-split", "results told one by one, stops, a cancel",
+        (1, 2, 1, 2), ((1, 2), (1, 1)), split=True, cancels=1, stops=True, any_policy=True,
+    ),
+    scope(
+        "any-three", "three requests, two layers, two slots, a failed load and a cancel",
+        (2, 2, 1, 2), ((1, 1), (1, 1), (1, 1)), load_faults=1, undrained=True, cancels=1,
+        any_policy=True,
+    ),
+)  # fmt: skip
+
+POLICIES += _ANY

@@ -1,0 +1,176 @@
+"""Any legal policy, bounded bypass, kept counterexamples, replay twice, randomised schedules."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from oracle import cases
+from oracle.__main__ import main
+from oracle.any_policy import AnyPolicy
+from oracle.bypass import BOUNDS, bypass
+from oracle.explorer import Explorer, explorer_of
+from oracle.faults import CONTROL_MUTANTS
+from oracle.patching import Mutant, mutated
+from oracle.pct import WORLDS, Tally, pct
+from oracle.scopes import SCOPES
+from oracle.transitions import replay_node, steps
+
+# -- any legal choice --------------------------------------------------------------------------
+
+
+@pytest.mark.rule("SAFE-1", "SAFE-7", "SAFE-9")
+def test_any_policy_covers_what_the_shipped_one_does() -> None:
+    """Each load and step of the shipped policy is among the choices: it visits at least as many
+    placements of slots and requests, and its transitions are more."""
+    scope = SCOPES["any-split"]
+    free, shipped = explorer_of(scope), Explorer(scope)
+    report, narrow = free.run(), shipped.run()
+    assert report.violations == narrow.violations == []
+    assert report.transitions > 2 * narrow.transitions
+    assert free.make is AnyPolicy and not free.lively
+
+
+@pytest.mark.rule("SAFE-6", "SAFE-9")
+@pytest.mark.parametrize(
+    ("old", "new", "broken"),
+    [
+        ("state == READY and slot not in cache.readers", "state == READY", "S6"),
+        ("if r.stage != stage or (", "if (", "S9"),
+    ],
+)
+def test_an_illegal_choice_is_seen(old: str, new: str, broken: str) -> None:
+    """The policy with one choice too many: safety breaks, so it is safety that was asked for."""
+    mutant = Mutant(f"any-{broken}", "oracle.any_policy", old, new, broken)
+    with mutated(mutant) as module:
+        explorer = Explorer(SCOPES["any-k1-c2" if broken != "S9" else "any-k1"],
+                            module.AnyPolicy, lively=False)  # fmt: skip
+        (found,) = explorer.run().violations
+    assert found.property == broken
+
+
+# -- bounded bypass ----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LIVE-4")
+@pytest.mark.parametrize("name", BOUNDS)
+def test_nobody_is_passed_more_often_than_proved(name: str) -> None:
+    bound, report = bypass(SCOPES[name])
+    assert report.violations == [] and not report.truncated
+    assert bound == BOUNDS[name]
+
+
+@pytest.mark.rule("LIVE-4")
+def test_an_unfair_order_passes_more_often() -> None:
+    newest = Mutant(
+        "newest-first",
+        "reference.control.fetch",
+        "lambda s, r: (r.progress, -waiters(s, r))",
+        "lambda s, r: (-r.progress, -waiters(s, r), -r.number)",
+        "L4",
+    )
+    with mutated(newest) as module:
+        for name in ("thrash-k1", "visit-k2-s2"):
+            assert bypass(SCOPES[name], module.Scheduler)[0] > BOUNDS[name]
+
+
+# -- the same again ----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LIVE-1")
+@pytest.mark.parametrize("name", ["cancel-k2", "expert-k2-s2", "drain-k1", "any-k1"])
+def test_paths_replayed_lead_to_the_same_states(name: str) -> None:
+    """Every 101st state: told again from the start, the same digest and the same way on."""
+    scope = SCOPES[name]
+    explorer = explorer_of(scope)
+    explorer.run()
+    digests = list(explorer.index)
+    on: dict[int, list[int]] = {}
+    for source, target in zip(explorer.sources, explorer.targets, strict=True):
+        on.setdefault(source, []).append(target)
+    for number in range(0, len(digests), 101):
+        node = replay_node(scope, explorer.path(number), explorer.make)
+        assert node.digest() == digests[number]
+        again = [explorer.index[s.node.digest()] for s in steps(scope, node)]
+        assert again == on.get(number, [])
+
+
+# -- kept counterexamples ----------------------------------------------------------------------
+
+
+KEPT = {c["name"]: c for c in cases.read_cases()}
+
+
+def test_every_seeded_fault_of_control_has_its_case() -> None:
+    assert set(KEPT) == {m.name for m in CONTROL_MUTANTS}
+
+
+@pytest.mark.rule("LIVE-1", "LIVE-2", "LIVE-3")
+@pytest.mark.parametrize("name", KEPT)
+def test_the_case_breaks_the_fault_and_not_the_shipped_code(name: str) -> None:
+    case = KEPT[name]
+    fault, _ = cases.play(case)
+    assert fault is None or fault[1].startswith("("), fault  # an event that could not be
+    mutant = next(m for m in CONTROL_MUTANTS if m.name == name)
+    with mutated(mutant) as module:
+        fault, states = cases.play(case, module.Scheduler)
+    if case["property"] == "L2":
+        assert fault is None and states[-1] in states[:-1]
+    elif not case["graph"]:
+        assert fault is not None
+        assert fault[0] == case["seen"]
+
+
+def test_a_printed_case_plays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "case.jsonl"
+    file.write_text(json.dumps(KEPT["step-reused"]) + "\n")
+    assert main(["replay", str(file)]) == 0
+    assert "thrash" not in capsys.readouterr().out
+
+
+# -- randomised schedules ----------------------------------------------------------------------
+
+
+RUNS, BLOCKS = 5_000, 2
+
+
+@pytest.fixture(scope="module")
+def tallies() -> dict[tuple[str, int], Future[Tally]]:
+    out = {}
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for world in WORLDS:
+            for block in range(BLOCKS):
+                n = RUNS // BLOCKS
+                out[world.name, block] = pool.submit(pct, world, n, 3, block * n)
+    return out
+
+
+@pytest.mark.rule("SAFE-9", "LIVE-1")
+@pytest.mark.parametrize("world", WORLDS, ids=lambda w: w.name)
+def test_randomised_schedules(world, tallies: dict[tuple[str, int], Future[Tally]]) -> None:
+    whole = Tally()
+    for block in range(BLOCKS):
+        tally = tallies[world.name, block].result()
+        assert tally.fault is None, (world.name, tally.seed)
+        whole.runs += tally.runs
+        whole.transitions += tally.transitions
+        whole.threads = max(whole.threads, tally.threads)
+        whole.steps = max(whole.steps, tally.steps)
+    print(f"{world.name}: {whole}")
+    assert whole.runs == RUNS
+    assert whole.miss(1) < 1e-6 and whole.miss(2) < 1e-3
+
+
+@pytest.mark.rule("SAFE-6")
+def test_randomised_schedules_find_a_seeded_fault() -> None:
+    mutant = next(m for m in CONTROL_MUTANTS if m.name == "evict-while-read")
+    with mutated(mutant) as module:
+        tally = pct(WORLDS[1], 400, make=module.Scheduler)
+    assert tally.fault is not None
+    assert 0 < tally.chance(3) < tally.chance(2) < tally.chance(1) <= 1
+    assert random.Random(f"{WORLDS[1].name} {tally.seed}").random() < 1
