@@ -30,7 +30,7 @@ from jax_impl.kv import Table
 from jax_impl.model import JaxModel
 from oracle.tiny import tiny_config, write_checkpoint
 from perf.record import write_result
-from reference.control.attention_rotation import Steady, replicas_of
+from reference.control.attention_rotation import replicas_of
 from reference.control.attention_wire import WireBytes
 from reference.files.checkpoint import Checkpoint
 from reference.files.requests import Request
@@ -181,12 +181,9 @@ def rotation(folder: Path, repeats: int) -> list[dict[str, Any]]:
             turns = [e - b for w in engine.workers for _, k, b, e in w.history if 0 < k < 4]
             told = engine.totals()
             attend = told["attend_s"] / max(1, told["asks"])
-        t_m = statistics.median(turns)
-        steady = Steady(batches, t_m, attend * 12 / batches / TILE)
         out.append({
             "batches": batches, "replicas": replicas_of(batches), "tokens_per_s": max(rates),
-            "slice_s": t_m, "attention_tile_s": attend, "replicas_busy_if_alone":
-            steady.replicas_busy, "wire": told["wire"],
+            "slice_s": statistics.median(turns), "attention_tile_s": attend, "wire": told["wire"],
         })  # fmt: skip
         print(out[-1], flush=True)
     return out
