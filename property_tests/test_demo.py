@@ -210,6 +210,7 @@ def test_text_leaves_a_terminal_alone() -> None:
         (["--model", "nowhere"], "nowhere: no such directory"),
         (["--model", "{dense}"], "a dense model has no experts to schedule"),
         (["--model", "{model}", "--json", "{model}/no/x"], "--json: cannot write in"),
+        (["--model", "{model}", "--logs", "{model}/config.json"], "config.json: File exists"),
     ],
 )
 def test_bad_usage(model: Path, tmp_path: Path, words: list[str], said: str,

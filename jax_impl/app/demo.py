@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{model}: a dense model has no experts to schedule")
     progress = Progress(args.quiet)
     if args.logs:
-        args.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            args.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--logs: {args.logs}: {error.strerror}") from None
     with ExitStack() as stack:
         out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
         document = show(args, model, checkpoint, progress, started)
@@ -104,6 +107,7 @@ def show(
     with c.Contest(model, options, None) as probe:
         step = c.step_seconds(probe, requests[0])
         same = probe.same
+    progress.clear()
     rate = None if args.no_pace else expert / (args.pace * step)
     print(paced(rate, args.pace, step, expert))
     document: dict[str, Any] = {
@@ -118,10 +122,12 @@ def show(
         for entry in entries[:-1]:
             progress.show(f"first run, {entry.contender.name}")
             contest.run(entry, group)
+        progress.clear()
         print(f"\n{GROUP} requests at once, interleaved, {BUDGET} of the experts' memory:\n")
         contest.run(entries[-1], group, demo_text.Live(text, group, sys.stdout).watch)
         progress.show(f"{args.rounds} rounds of each scheduler, in turn")
         figures = contest.rounds(entries, group, args.rounds)
+        progress.clear()
         document["schedulers"] = table(c.CONTENDERS, figures)
         if not args.no_table:
             document["grid"] = grid(contest, entries, requests, progress, started)
@@ -189,7 +195,6 @@ def grid(
           f"{'on-demand':>14}{'overlapped':>14}{'its reads':>14}")
     rows: list[dict[str, Any]] = []
     for memory in BUDGETS:
-        progress.show(f"{memory} of the experts' memory")
         fresh = memory != BUDGET
         ours = contest.enter([e.contender for e in entries], memory) if fresh else entries
         if fresh:
@@ -197,7 +202,10 @@ def grid(
                 contest.run(entry, short[:4])
         for crowd in CROWDS:
             count = rounds_now(time.monotonic() - started)
-            rows.append(cell(memory, crowd, contest.rounds(ours, short[:crowd], count)))
+            progress.show(f"{memory} of the experts' memory, {crowd} requests, {count} rounds")
+            figures = contest.rounds(ours, short[:crowd], count)
+            progress.clear()
+            rows.append(cell(memory, crowd, figures))
         if fresh:
             contest.leave(ours)
     every = [gain for row in rows for gain in row["gains"]]

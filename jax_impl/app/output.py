@@ -122,7 +122,7 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if not self.quiet:
-            self._clear()
+            self.clear()
             print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
@@ -132,7 +132,8 @@ class Progress:
             print("\r" + text.ljust(self._width), end="", file=self.stream, flush=True)
             self._width = len(text)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Takes the current state away, before results go to the same terminal."""
         if self._width:
-            print("\r" + " " * self._width + "\r", end="", file=self.stream)
+            print("\r" + " " * self._width + "\r", end="", file=self.stream, flush=True)
             self._width = 0
