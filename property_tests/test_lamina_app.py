@@ -70,3 +70,22 @@ def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     row = next(x for x in text.splitlines() if x.startswith("70B   azure-conv"))
     assert row.split()[-4:] == ["2.30", "0.94", "0.50", "1.03"]
     assert "B = 8: 12.9%" in text
+
+
+@pytest.mark.rule("LAMINA-16")
+def test_pool_sizes_are_swept_over_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More memory devices serve more until compute is the limit; more compute helps less."""
+    rows = "".join(f"t,{900 + 7 * i % 400},{100 + 3 * i % 90}\n" for i in range(6000))
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    words = ["lamina", "sweep", "70B", "--trace", str(tmp_path / "t.csv")]
+    assert main([*words, "--partition", "head"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert set(lines[2].split()[1:]) == {"-"}  # one H100 does not hold the weights
+    two, four = ([float(x) for x in line.replace("(", " ").replace(")", " ").split()[1::2]]
+                 for line in lines[3:5])
+    assert two[1] > 1.7 * two[0] and two[3] < 1.05 * two[2]
+    assert four[0] < two[1] and four[3] > 1.5 * two[3]
+    assert main(["lamina", "sweep", "33B", "--trace", str(tmp_path / "none.csv")]) == 2
+    assert "cannot be read" in capsys.readouterr().err

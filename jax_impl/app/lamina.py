@@ -65,6 +65,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     p.add_argument("--json", type=Path)
     what.add_parser("tables", help="the paper's tables, computed again", allow_abbrev=False)
     p = what.add_parser(
+        "sweep", help="pool sizes on a trace served from a full queue", allow_abbrev=False
+    )
+    p.add_argument("model", choices=tuple(MODELS))
+    p.add_argument("--trace", type=Path, required=True, help="a trace: .csv or .jsonl, or with .gz")
+    p.add_argument("--partition", choices=("head", "request"), default="head")
+    p = what.add_parser(
         "picture", help="run the built-in model over two pools and draw it", allow_abbrev=False
     )
     p.add_argument("out", type=Path, help="the PNG to write (needs matplotlib)")
@@ -77,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
     """Plan or tables; status 1 when no configuration keeps the limits."""
     if args.what == "tables":
         print("\n".join(table_lines()))
+        return 0
+    if args.what == "sweep":
+        print("\n".join(sweep_lines(args.model, read_trace(args.trace), args.partition)))
         return 0
     if args.what == "picture":
         from jax_impl.app import lamina_picture
@@ -227,6 +236,23 @@ def table_lines() -> list[str]:
         values = (r.model_s, r.attention_s, r.wire_s, total, r.observed_s)
         out.append(f"{r.batch:5d}  " + "  ".join(f"{x * 1e3:6.2f}" for x in values))
     return out + offloaded_lines()
+
+
+def sweep_lines(model: str, requests: list[tuple[int, int]], partition: str) -> list[str]:
+    """Tokens/s (and mean batch) for pairs of pool sizes; heads only over legal numbers."""
+    shares = MODELS[model].head_shares
+    memory = tuple(b for b in (1, 2, 4, 8) if partition == "request" or b in shares)
+    found = tables.trace_sweep(model, requests, (1, 2, 4), memory, partition=partition)
+    out = [
+        f"{model}, {len(requests)} requests, two batches in flight, H100 and H20: tokens/s "
+        "(mean batch)",
+        "compute  " + "".join(f"{f'{b} memory':>18}" for b in memory),
+    ]
+    for a in (1, 2, 4):
+        cells = [found[a, b] for b in memory]
+        told = [f"{c.tokens_per_s:10.0f} ({c.batch:4.0f})" if c and c.steps else "-" for c in cells]
+        out.append(f"{a:7d}  " + "".join(f"{cell:>18}" for cell in told))
+    return out
 
 
 def offloaded_lines() -> list[str]:

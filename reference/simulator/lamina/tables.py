@@ -6,20 +6,25 @@ Equal-cost pairs of the paper: 33B on (1 H100, 2 H20) against 2 H100; 65B and 70
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reference.control.attention_rotation import Steady
 from reference.simulator.lamina.costs import (
     IDEAL,
     Efficiency,
     Served,
+    attention_s,
     batch_ratio,
     layer_s,
     least_bandwidth,
+    model_s,
     monolithic,
     pooled,
     wire_s,
 )
 from reference.simulator.lamina.hardware import DEVICES, NETWORKS, Device, Network
+from reference.simulator.lamina.serving import Outcome, serve
 from reference.simulator.lamina.workloads import MODELS, TRACES
 
 PAIRS = {"33B": (1, 2, 2), "65B": (2, 4, 4), "70B": (2, 4, 4)}
@@ -144,6 +149,30 @@ def sweep(
     return {
         (a, b): pooled(s, context, H100, a, H20, b, FHBN, batches) for a in compute for b in memory
     }
+
+
+def trace_sweep(
+    model: str, requests: Sequence[tuple[int, int]], compute: tuple[int, ...],
+    memory: tuple[int, ...], usable: float = 0.9, partition: str = "head",
+) -> dict[tuple[int, int], Outcome | None]:  # fmt: skip
+    """Every pair of pool sizes with two batches in flight, a trace served from a full queue with
+    paged KV. None: the weights do not fit."""
+    s = MODELS[model]
+    found: dict[tuple[int, int], Outcome | None] = {}
+    for a in compute:
+        for b in memory:
+            if a * H100.memory * usable < s.weights:
+                found[a, b] = None
+                continue
+            room = b * H20.memory * usable / s.kv_token
+
+            def step(n: int, cached: float, even: float, a: int = a, b: int = b) -> float:
+                m = model_s(s, n / 2, H100, a)
+                t = attention_s(s, cached / 2, H20, b) * even
+                return Steady(2, m, t, wire_s(s, n / 2, FHBN, a)).period_s
+
+            found[a, b] = serve(requests, room, step, devices=b, partition=partition)
+    return found
 
 
 def against_few(model: str, context: float, count: int, usable: float = 0.9) -> float | None:
