@@ -59,7 +59,7 @@ def same(found: list[Any], want: list[Any]) -> bool:
 
 def pooled(
     path: Path, want: list[Any], arrivals: list[int], lose: list[tuple[str, int]] = [],  # noqa: B006
-    **options: Any,
+    fail: bool = False, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The same requests on pools, in the given order of arrival; then once more while devices are
     lost, one after each first token of a request."""
@@ -95,8 +95,37 @@ def pooled(
             again = [h.result(120.0) for h in handles]
             out |= {"lost_same": same(again, want), "lost_missing": engine.missing(),
                     "lost_rows": engine.totals()["rows"] - told["rows"]}  # fmt: skip
+        if fail:
+            out |= failing(engine, want)
         out["no_new_programs"] = programs == [w.replica.programs for w in engine.workers]
     return out
+
+
+def failing(engine: LaminaEngine, want: list[Any]) -> dict[str, Any]:
+    """A memory device fails at one tile, and a caller gives up: the others' bits, then all's."""
+    device = engine.pool.devices[0]
+    finish, left = device._finish, [7]
+
+    def broken(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the device is on fire")
+        finish(*args)
+
+    device._finish = broken  # type: ignore[method-assign]
+    handles = engine.submit_all(REQUESTS, logits=True)
+    handles[5].cancel()
+    found = [h.result(120.0) for h in handles]
+    device._finish = finish  # type: ignore[method-assign]
+    good = [(f, w) for f, w in zip(found, want, strict=True) if f.error is None]
+    ended = [(f, w) for f, w in good if f.finish_reason != "cancelled"]
+    again = [h.result(120.0) for h in engine.submit_all(REQUESTS, logits=True)]
+    return {
+        "errors": sorted({f.error for f in found if f.error}), "unharmed": len(ended),
+        "unharmed_same": same([f for f, _ in ended], [w for _, w in ended]),
+        "cancelled": found[5].finish_reason, "then_same": same(again, want),
+        "then_missing": engine.missing(),
+    }  # fmt: skip
 
 
 def offloaded(path: Path, want: list[Any], memory: str, pools: Offloaded) -> dict[str, Any]:
@@ -184,7 +213,7 @@ def main() -> dict[str, Any]:
         order="queue", kv_tokens=64, lose=[("memory", 0), ("replica", 2)],
     )  # fmt: skip
     out["gqa head 2, n=2, no overlap"] = pooled(
-        gqa, want, [2, 0, 1, 5, 4, 3], batches=2, memory_devices=2, overlap=False
+        gqa, want, [2, 0, 1, 5, 4, 3], batches=2, memory_devices=2, overlap=False, fail=True
     )
     mqa = model("mqa", num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=1)
     out["mqa request 2, n=1"] = pooled(

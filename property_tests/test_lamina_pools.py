@@ -104,6 +104,15 @@ def test_lost_devices_change_no_token(ran: dict, name: str) -> None:
         assert found["lost_rows"] > request["lost_rows"]
 
 
+@pytest.mark.rule("LAMINA-26")
+def test_a_failing_device_fails_one_batchs_requests_and_no_others(ran: dict) -> None:
+    found = ran["gqa head 2, n=2, no overlap"]
+    assert found["errors"] == ["memory device 0: the device is on fire"]
+    assert found["unharmed"] >= 2 and found["unharmed_same"]
+    assert found["cancelled"] in ("cancelled", "error")
+    assert found["then_same"] and found["then_missing"] == NOTHING
+
+
 @pytest.mark.rule("LAMINA-23", "LAMINA-24")
 def test_a_users_function_over_two_devices(ran: dict) -> None:
     """Converted, and run with its cache on the memory device: the bits of the slices in turn."""

@@ -165,7 +165,7 @@ class PoolLoop:
             done.failed.update((span.request, done.error) for span in self._aboard[batch].spans)
         for request, error in done.failed.items():
             self._serving.cancelled(request, "error", error)
-        if done.error:
+        if done.error:  # LAMINA-26
             self._void_token(batch)
             self._serving.redo(batch)
             for span in self._turns[batch].spans:
