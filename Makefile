@@ -2,13 +2,14 @@
 # make test    set-up, lint, tests (PYTEST_ARGS="-k cache" narrows them)
 # make demo    set-up, then the built-in model under three schedulers, side by side
 # make lint    ruff and pyright            make status   specs/STATUS.md anew
+# make search  random examples for the rule-based machines
 PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-deps
 STAMP := .venv/.covey-setup
 PYTEST_ARGS ?=
 
-.PHONY: setup test lint demo status
+.PHONY: setup test search lint demo status
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -24,6 +25,10 @@ $(STAMP): pyproject.toml requirements/dev-3.11.txt requirements/dev-3.13.txt
 
 test: setup lint
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+# New random examples instead of the same ones: for the night.
+search: setup
+	$(PY) -m pytest -m "not slow" --hypothesis-profile=search property_tests/test_machines.py $(PYTEST_ARGS)
 
 lint: setup
 	$(PY) -m ruff check --no-cache .

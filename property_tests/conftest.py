@@ -1,6 +1,7 @@
 """What every test file shares: Hypothesis draws the same examples on every run.
 
-`--hypothesis-profile=search` draws new ones, for looking further.
+`--hypothesis-profile=search` draws new ones, for looking further (`make search`, every night): what
+it finds it prints as an example to be added here, and remembers.
 """
 
 from __future__ import annotations
@@ -16,5 +17,11 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("search", deadline=None, max_examples=1000)
+settings.register_profile(
+    "search",
+    deadline=None,
+    max_examples=1000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("ci")

@@ -1,8 +1,8 @@
 """The expert cache as a rule-based machine, against a model that is nothing but lists.
 
-Every operation that the scheduler may ask of `ExpertCache` is a rule; after each step every question
-that the cache answers is asked of both. `Traced` is what the other machines share: they remember
-their steps, so that a test can say how long the shortest failing trace is.
+Every operation that the scheduler may ask of `ExpertCache` is a rule; after each step every
+question that the cache answers is asked of both. `Traced` is what the other machines share: they
+remember their steps, so that a test can say how long the shortest failing trace is.
 """
 
 from __future__ import annotations

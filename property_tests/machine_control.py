@@ -1,7 +1,8 @@
 """The scheduler as a rule-based machine: anything may happen, in any order, and obvious books.
 
 A rule is one event (with the results that come with it) and the ask that follows. Hypothesis draws
-which of what is in flight it concerns, what routers name and which of equally good choices is taken.
+which of what is in flight it concerns, what routers name and which of equally good choices is
+taken.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class ControlMachine(Traced):
     arrivals: ClassVar[int] = 5
     faults: ClassVar[int] = 3
     cancellable: ClassVar[int] = 2
+    drains: ClassVar[int] = 1
 
     @initialize(
         options=any_options(),
@@ -206,7 +208,7 @@ class ControlMachine(Traced):
         numbers = [*self.books.texts, *self.books.ended]
         self.happen("cancel", ev.Cancelled(numbers[who % len(numbers)]), tie=tie)
 
-    @precondition(lambda self: self.came > 2 and not self.books.draining)
+    @precondition(lambda self: self.drains and self.came > 2 and not self.books.draining)
     @rule()
     def drain(self) -> None:
         self.happen("drain", ev.Drain())

@@ -1,0 +1,296 @@
+"""The JAX engine, held by the hand: every transfer completes, fails or hangs when a test says so.
+
+`Driven` wraps an open engine. `settle` returns when nothing more happens by itself: the engine
+thread sleeps, no step is in flight, and every transfer in flight has its bytes and is held. From
+there each call (submit, cancel, release, fail, give_up) leads to one next such moment, so a run is
+the same each time whatever the threads do.
+
+`Points` are the places where the threads meet; any one can be made to stop there.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty
+from typing import Any
+
+from engines import SMALL, checkpoint
+
+from jax_impl.engine import JaxEngine
+from jax_impl.fault_readers import ControlledReader
+from jax_impl.loop import Stop, Submit
+from jax_impl.model import JaxModel
+from jax_impl.steps import Outcome
+from jax_impl.transfer import Transferred
+from reference.vocab.events import Cancelled
+from reference.vocab.ids import ExpertKey
+
+REST_S = 20.0
+"""Longer than anything that is not a hang."""
+
+
+class Inbox:
+    """In place of the loop's queue: knows whether its reader sleeps and there is nothing for it."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._asleep = False
+
+    def put(self, item: Any) -> None:
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> Any:
+        with self._changed:
+            self._asleep = True
+            self._changed.wait_for(lambda: self._items, timeout)
+            self._asleep = False
+            return self._pop()
+
+    def get_nowait(self) -> Any:
+        with self._changed:
+            return self._pop()
+
+    def _pop(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+    @property
+    def at_rest(self) -> bool:
+        with self._changed:
+            return self._asleep and not self._items
+
+
+class HeldReader(ControlledReader):
+    """A ControlledReader whose loads can also be made to fail at their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failing: set[int] = set()
+
+    def landed(self, ticket: int, key: ExpertKey) -> None:
+        super().landed(ticket, key)
+        if ticket in self._failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail(self, ticket: int) -> None:
+        self._failing.add(ticket)
+        self.release(ticket)
+
+    def held(self) -> dict[int, ExpertKey]:
+        """Loads that have their bytes and that nobody has let go, by ticket."""
+        with self._changed:
+            return {t: k for t, k in self._waiting.items() if t not in self._released}
+
+
+class Points:
+    """Where threads meet. At most one is armed: the nth thread that gets there stops until
+    `release`."""
+
+    NAMES = (
+        "before a submission is taken", "after a submission is taken",
+        "before a cancel is taken", "after a cancel is taken",
+        "before the end of a load is taken", "between the end of a load and the ask",
+        "before the end of a step is taken", "between the end of a step and the ask",
+        "between the actions and sleep", "before a step runs",
+        "between a step and its telling", "between a load and its telling",
+    )  # fmt: skip
+    CLOSING = ("before the stop is taken", "between the stop and the ask")
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._armed, self._left = "", 0
+        self.held = False
+
+    def arm(self, name: str, nth: int = 1) -> None:
+        assert name in (*self.NAMES, *self.CLOSING)
+        with self._changed:
+            self._armed, self._left, self.held = name, nth, False
+
+    def release(self) -> None:
+        with self._changed:
+            self._armed = ""
+            self._changed.notify_all()
+
+    def reached(self, timeout_s: float) -> bool:
+        """Some thread is stopped at the point."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.held, timeout_s)
+
+    def at(self, name: str) -> None:
+        with self._changed:
+            if name != self._armed:
+                return
+            self._left -= 1
+            if self._left:
+                return
+            self.held = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._armed != name)
+            self.held = False
+
+
+KINDS = {Submit: "submission", Cancelled: "cancel", Stop: "stop"}
+
+
+class Driven:
+    """An engine whose every wait is known."""
+
+    def __init__(self, engine: JaxEngine) -> None:
+        self.engine = engine
+        self.loop: Any = engine._loop
+        self.transfers: Any = self.loop.transfers
+        self.reader: Any = engine.options.reader
+        self.points = Points()
+        self._told = 0
+        old, self._inbox = self.loop._inbox, Inbox()
+        self._watch()
+        self.loop._inbox = self._inbox
+        old.put(Submit(()))  # wakes the engine thread, which goes to sleep at the new one
+
+    def _watch(self) -> None:
+        """Points are passed from now on; loads that were told are counted."""
+        loop, points = self.loop, self.points
+
+        def around(
+            where: Any, name: str, before: Callable[..., None], after: Callable[..., None]
+        ) -> None:
+            real = getattr(where, name)
+
+            @functools.wraps(real)
+            def watched(*args: Any, **more: Any) -> Any:
+                before(*args)
+                out = real(*args, **more)
+                after(*args)
+                return out
+
+            setattr(where, name, watched)
+
+        def taking(item: Any) -> None:
+            self._told += isinstance(item, Transferred) and item.drained
+            points.at(f"before {self._word(item)} is taken")
+
+        def taken(item: Any) -> None:
+            word = self._word(item)
+            if word in ("a submission", "a cancel"):
+                points.at(f"after {word} is taken")
+            else:
+                points.at(f"between {word} and the ask")
+
+        def nothing(*_: Any) -> None:
+            pass
+
+        around(loop, "_take", taking, taken)
+        around(loop, "_obey", nothing, lambda: points.at("between the actions and sleep"))
+        told = "between a load and its telling"
+        around(self.transfers, "_post", lambda _: points.at(told), nothing)
+        told_step = "between a step and its telling"
+        around(loop._computer, "_post", lambda _: points.at(told_step), nothing)
+        loop._computer._model = _Gated(loop._computer._model, points)
+
+    @staticmethod
+    def _word(item: Any) -> str:
+        if isinstance(item, Transferred):
+            return "the end of a load"
+        if isinstance(item, Outcome):
+            return "the end of a step"
+        word = KINDS.get(type(item), "something")
+        return f"{'the' if word == 'stop' else 'a'} {word}"
+
+    # -- rest
+
+    def quiet(self) -> bool:
+        transfers = self.transfers
+        if not self._inbox.at_rest or self.loop._step is not None:
+            return False
+        with transfers._lock:
+            flying = len(transfers._open) + len(transfers._stuck)
+            untold = transfers.stats.loads - self._told
+        return not untold and flying == len(self.reader.held())
+
+    def settle(self) -> dict[int, ExpertKey]:
+        """Wait until nothing happens by itself; the loads that are held. TimeoutError: it hangs."""
+        end = time.monotonic() + REST_S
+        while not self.quiet():
+            if not self.loop._thread.is_alive():
+                break
+            if time.monotonic() > end:
+                raise TimeoutError("the engine did not come to rest")
+            time.sleep(0.0003)
+        return self.reader.held()
+
+    # -- what a test decides
+
+    def release(self, ticket: int) -> dict[int, ExpertKey]:
+        self.reader.release(ticket)
+        return self.settle()
+
+    def fail(self, ticket: int) -> dict[int, ExpertKey]:
+        self.reader.fail(ticket)
+        return self.settle()
+
+    def give_up(self, ticket: int) -> dict[int, ExpertKey]:
+        """The load is overdue: told as failed, while its write may still land."""
+        with self.transfers._lock:
+            self.transfers._open[ticket].started = -1e9
+        self._inbox.put(Submit(()))
+        return self.settle()
+
+    def overdue(self) -> set[int]:
+        with self.transfers._lock:
+            return set(self.transfers._stuck)
+
+    def finish(self) -> None:
+        """Everything completes, in order of issue."""
+        while held := self.settle():
+            self.reader.release(min(held))
+
+
+class _Gated:
+    """A model that passes a point before each of its calls."""
+
+    def __init__(self, model: Any, points: Points) -> None:
+        self._model, self._points = model, points
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("enter", "experts", "advance"):
+            self._points.at("before a step runs")
+        return getattr(self._model, name)
+
+
+_models: dict[tuple[Any, ...], JaxModel] = {}
+
+
+def one_model(ckpt: Any, **options: Any) -> JaxModel:
+    """A model that was compiled before, where there is one: a hundred engines open in a second."""
+    key = (str(ckpt.path), *sorted((k, str(v)) for k, v in options.items()))
+    if key not in _models:
+        _models[key] = JaxModel(ckpt, **options)
+        _models[key].compile()
+    model: Any = _models[key]
+    model.compile = lambda progress=None: None
+    return model
+
+
+@contextmanager
+def driven(memory: int, **options: Any) -> Iterator[Driven]:
+    """An engine under a HeldReader. On leaving, whatever is held is let go and it is closed."""
+    given = {"reader": HeldReader(), "io": "buffered", "model": one_model}
+    engine = JaxEngine.open(checkpoint(), memory, **(SMALL | given | options))
+    held = Driven(engine)
+    try:
+        yield held
+    finally:
+        held.points.release()
+        held.reader.open_all()
+        engine.close()
