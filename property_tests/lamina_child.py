@@ -57,12 +57,25 @@ def same(found: list[Any], want: list[Any]) -> bool:
     )
 
 
+class Loss:
+    """Lets a device be lost when its request has two tokens and needs more."""
+
+    def __init__(self, engine: LaminaEngine, request: Request, lose: list[tuple[str, int]]) -> None:
+        self.engine, self.at, self.what = engine, len(request.prompt), lose[0]
+        self.done = False
+
+    def __call__(self, position: int, row: np.ndarray) -> None:
+        if position == self.at and not self.done:
+            self.done = True
+            self.engine.lose(*self.what)
+
+
 def pooled(
     path: Path, want: list[Any], arrivals: list[int], lose: list[tuple[str, int]] = [],  # noqa: B006
     fail: bool = False, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The same requests on pools, in the given order of arrival; then once more while devices are
-    lost, one after each first token of a request."""
+    lost, one in the middle of each of the first requests."""
     sizes = {"max_batch": 2, "kv_tokens": 256, "check": True, "timed": True} | COMMON | options
     with LaminaEngine.open(path, **sizes) as engine:
         programs = [w.replica.programs for w in engine.workers]
@@ -88,10 +101,11 @@ def pooled(
             "replicas": len(engine.workers), "turns": sum(len(w.history) for w in engine.workers),
         }  # fmt: skip
         if lose:
-            handles = engine.submit_all(REQUESTS, logits=True)
-            for handle, (kind, number) in zip(handles, lose, strict=False):
-                next(iter(handle))
-                engine.lose(kind, number)
+            handles = [
+                engine.submit(r, logits=True, on_logits=Loss(engine, r, lose[i:])) if i < len(lose)
+                else engine.submit(r, logits=True)
+                for i, r in enumerate(REQUESTS)
+            ]
             again = [h.result(120.0) for h in handles]
             out |= {"lost_same": same(again, want), "lost_missing": engine.missing(),
                     "lost_rows": engine.totals()["rows"] - told["rows"]}  # fmt: skip

@@ -98,10 +98,9 @@ def test_lost_devices_change_no_token(ran: dict, name: str) -> None:
     found = ran[name]
     assert found["lost_same"] and found["lost_missing"] == NOTHING
     # A lost memory device costs the rows of its requests again, whole texts at most each time.
-    assert found["rows"] < found["lost_rows"] < 6 * found["rows"]
+    assert found["rows"] <= found["lost_rows"] <= 5 * found["rows"]
     if name.startswith("mha"):  # heads shared out: every request had a part of it
-        request = ran["gqa request 2, n=4, queue"]
-        assert found["lost_rows"] > request["lost_rows"]
+        assert found["rows"] < found["lost_rows"]
 
 
 @pytest.mark.rule("LAMINA-26")

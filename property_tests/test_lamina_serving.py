@@ -101,12 +101,37 @@ class Play:
         self.serving.token_done(batch, stopped)
         return True
 
+    def void(self, batch: int) -> None:
+        """The batch's token is begun again."""
+        self.running.pop(batch, None)
+        self.away.pop(batch, None)
+        self.aboard.pop(batch, None)
+        self.next_slice[batch] = 0
+
+    def lose_replica(self) -> None:
+        """A batch that is anywhere in its token begins it again."""
+        under_way = sorted(self.aboard)
+        if under_way:
+            batch = self.rng.choice(under_way)
+            self.serving.redo(batch)
+            self.void(batch)
+
+    def lose_memory(self) -> None:
+        """Requests with KV on a device run their text again; their batches' tokens too."""
+        device = self.rng.randrange(self.options.devices)
+        gone = set(self.serving.lost(device))
+        assert gone == {r for r, devices in self.placed.items() if device in devices}
+        for r in gone:
+            self.done[r] = 0
+        for batch in [b for b, spans in self.aboard.items() if gone & {x.request for x in spans}]:
+            self.void(batch)
+
     def arrive(self, r: int, prompt: int, new: int, stops: set[int]) -> None:
         self.asked[r] = prompt, new, stops
         self.serving.arrived(r, prompt, new)
 
 
-@pytest.mark.rule("LAMINA-1", "LAMINA-4", "LAMINA-8")
+@pytest.mark.rule("LAMINA-1", "LAMINA-4", "LAMINA-8", "LAMINA-25")
 @given(st.integers(0, 10**9))
 def test_everything_that_is_asked_for_is_served(seed: int) -> None:
     rng = Random(seed)
@@ -127,6 +152,9 @@ def test_everything_that_is_asked_for_is_served(seed: int) -> None:
         if play.asked and rng.random() < 0.03:
             cancelled.add(r := rng.randrange(len(play.asked)))
             play.serving.cancelled(r)
+        if rng.random() < 0.02:
+            play.obey()
+            rng.choice([play.lose_replica, play.lose_memory])()
         play.obey()
         if not play.step() and not left:
             play.obey()
