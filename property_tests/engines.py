@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from jax_impl.app.replay import replay
 from jax_impl.engine import JaxEngine
 from oracle.checkers import check_log
 from oracle.tiny import tiny_config, write_checkpoint
+from reference.files.event_log import Log
 from reference.files.requests import Request
 from reference.handle import Result
 
@@ -72,9 +74,13 @@ def opened(
 
 
 def judge(engine: JaxEngine, complete: bool = True) -> None:
-    """The engine's own event log passes every checker."""
+    """The engine's own event log passes every checker, and control decides the same again."""
     violations = check_log(engine.records, complete=complete)
     assert not violations, "\n".join(map(str, violations[:5]))
+    head, *records = engine.records
+    seen = replay(Log(head, records), "the log")
+    assert not seen.difference, f"line {seen.line}: {seen.difference}"
+    assert seen.complete == ("end" in records[-1] if records else False)
 
 
 def request(name: str | int, prompt: int, new: int = 6, **more: Any) -> Request:
