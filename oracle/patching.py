@@ -119,3 +119,13 @@ def loaded(alias: str, module: str, source: str) -> Iterator[ModuleType]:
         sys.meta_path.remove(finder)
         for name in texts:
             sys.modules.pop(name, None)
+
+
+def planted(mutant: Mutant) -> None:
+    """From now on, in this process, the module has the fault under its own name, and everything of
+    this project that was imported before is imported anew. Raises PatchFailed."""
+    text = _patch(mutant, _file(mutant.module).read_text(encoding="utf-8"))
+    ours = ("reference", "oracle", "jax_impl", "property_tests")
+    for name in [n for n in sys.modules if n.split(".")[0] in ours]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Sources("", {mutant.module: text}))
