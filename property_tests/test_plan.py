@@ -205,3 +205,12 @@ def test_bad_input(model: Path, words: list[str], said: str,
     words = [w.format(model=model, parent=model.parent) for w in words]
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_dense_model_is_estimated_by_its_feed_forward(tmp_path: Path) -> None:
+    """The probe runs the first layer's feed-forward; its bytes, not an expert's, are the scale."""
+    path = write_checkpoint(tmp_path / "dense", tiny_config("llama"))
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(path), "--memory", "50%", "--json", str(out)]) == 0
+    low, high = json.loads(out.read_text())["band"]["tokens_per_s"]
+    assert high >= low > 50

@@ -8,8 +8,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from reference.vocab.errors import CoveyError
+from reference.vocab.errors import BadInput, CoveyError
 
 COMMANDS: dict[str, str] = {
     "demo": "see it work: a built-in model, three schedulers side by side",
@@ -28,10 +29,18 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT (APP-5)."""
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line, without the usage before it (APP-1)."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {one_line(BadInput(message))}", file=sys.stderr)
+        sys.exit(2)
+
+
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The full parser of one command; imports that command's module."""
     module = importlib.import_module(f"jax_impl.app.{command}")
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=f"covey {command}", description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )

@@ -180,7 +180,7 @@ def estimate_of(
     found: dict[str, Any] = {"requests": args.requests, **asdict(speeds), "tokens_per_s": None,
                              "assumed": list(estimate.ASSUMED)}
     try:
-        band = estimate.band(ckpt.config, document["expert_bytes"] or 1, dense,
+        band = estimate.band(ckpt.config, document["expert_bytes"] or _feed_forward(ckpt), dense,
                              document["share"], speeds, args.requests)
     except ValueError:
         return found
@@ -192,7 +192,7 @@ def band_lines(b: dict[str, Any]) -> list[str]:
     """The band for people, with its assumptions (PLAN-3)."""
     disk = f"{b['disk'] / 1e6:.0f} MB/s ({b['how']})" if b["disk"] else b["how"]
     expert = f"{b['expert_s'] * 1e3:.3f} ms" if b["expert_s"] else "no kernel for it"
-    lines = [f"{'probe':18}reads {disk}; an expert on {estimate.TILE} rows: {expert}"]
+    lines = [f"{'probe':18}reads {disk}; a feed-forward on {estimate.TILE} rows: {expert}"]
     if b["tokens_per_s"] is None:
         return [*lines, f"{'expected':18}unknown: --disk SIZE states what was not measured"
                 if b["expert_s"] else f"{'expected':18}unknown"]
@@ -202,3 +202,8 @@ def band_lines(b: dict[str, Any]) -> list[str]:
     for text in b["assumed"]:
         lines += wrap(text, 100, initial_indent=" " * 18, subsequent_indent=" " * 20)
     return lines
+
+
+def _feed_forward(ckpt: Any) -> int:
+    """Bytes of what the probe runs in a dense model: the first layer's feed-forward."""
+    return sum(ckpt.tensor(f"layers.0.{role}").nbytes for role in ("gate", "up", "down"))
