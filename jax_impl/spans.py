@@ -76,11 +76,7 @@ class Span:
         """Whether a direct read can fill the slot itself: whole pages of the file are whole pages
         of the slot. What follows the span within its last page falls into the slot's unused end."""
         at = self.image
-        return (
-            at is not None
-            and self.offset % PAGE == at % PAGE == slot_bytes % PAGE == 0
-            and at + round_up(self.nbytes, PAGE) <= slot_bytes
-        )
+        return at is not None and self.offset % PAGE == at % PAGE == slot_bytes % PAGE == 0
 
 
 def plan(refs: Sequence[TensorRef], places: Sequence[Place]) -> tuple[Span, ...]:

@@ -116,16 +116,16 @@ def test_sameness_is_of_bits() -> None:
 
 def test_figures_are_differences_of_totals() -> None:
     before = dict.fromkeys(contest.SUMMED, 10.0)
-    after = before | {"wall_s": 14.0, "compute_s": 11.0, "channel_s": 13.0, "bytes": 610.0,
+    after = before | {"wall_s": 14.0, "compute_s": 11.0, "channel_s": 13.0, "bytes": 710.0,
                       "tokens": 18.0, "experts_named": 20.0, "hits": 14.0, "routings": 14.0,
                       "full_hits": 11.0}
     figures = contest.Figures(rate=200.0)
     figures.add(before, after)
     f = figures.as_dict()
-    assert f["tokens_per_s"] == 2.0 and f["bytes_per_token"] == 75.0
+    assert f["tokens_per_s"] == 2.0 and f["bytes_per_token"] == 87.5
     assert (f["hit_rate"], f["full_hit_rate"]) == (0.4, 0.25)
     assert (f["channel_busy"], f["compute_busy"]) == (0.75, 0.25)
-    assert f["over_bound"] == pytest.approx(4.0 / 3.0 - 1), "600 bytes at 200/s are the bound"
+    assert f["over_bound"] == pytest.approx(4.0 / 3.5 - 1), "700 bytes at 200/s are the bound"
     unpaced = contest.Figures(rate=None)
     unpaced.add(before, after)
     assert unpaced.as_dict()["over_bound"] == pytest.approx(4.0 / 3.0 - 1)

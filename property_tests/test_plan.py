@@ -17,6 +17,7 @@ from jax_impl import transfer
 from jax_impl.app import estimate
 from jax_impl.app.main import main
 from jax_impl.engine import JaxEngine
+from oracle.family_variants import FAMILY_VARIANTS
 from oracle.tiny import tiny_config, write_checkpoint
 from oracle.variants import VARIANTS, Variant
 from reference.files.bare import BareModel, is_bare
@@ -140,7 +141,9 @@ def test_more_of_anything_never_hurts(
 
 
 @pytest.mark.rule("PLAN-4")
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, *(v for v in FAMILY_VARIANTS if "mixed-types" not in v.name)],
+    ids=lambda v: v.name)
 def test_sizes_without_weights(variant: Variant, tmp_path: Path) -> None:
     stored = {k: v for k, v in variant.stored.items()
               if k not in ("wide", "unpacked", "scale_dtype")}  # what config.json does not say

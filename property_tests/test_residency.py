@@ -44,8 +44,8 @@ def loads(actions: list) -> list[tuple[int, int]]:
 @pytest.mark.rule("FETCH-8", "FETCH-2")
 def test_in_order_into_free_slots_while_nobody_runs() -> None:
     s = Scheduler(OPTIONS.with_(warm=WARM))
-    assert loads(s.next_actions(2, 1)) == [(3, 1), (1, 0)]
     assert s.key() != Scheduler(OPTIONS).key() and s.copy().key() == s.key()
+    assert loads(s.next_actions(2, 1)) == [(3, 1), (1, 0)]
     s.handle(Loaded(2))
     assert loads(s.next_actions(1, 1)) == [(1, 2)]
     s.handle(Loaded(1))
