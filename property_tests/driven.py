@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -283,10 +284,10 @@ def one_model(ckpt: Any, **options: Any) -> JaxModel:
 
 
 @contextmanager
-def driven(memory: int, **options: Any) -> Iterator[Driven]:
+def driven(memory: int, path: Path | None = None, **options: Any) -> Iterator[Driven]:
     """An engine under a HeldReader. On leaving, whatever is held is let go and it is closed."""
     given = {"reader": HeldReader(), "io": "buffered", "model": one_model}
-    engine = JaxEngine.open(checkpoint(), memory, **(SMALL | given | options))
+    engine = JaxEngine.open(path or checkpoint(), memory, **(SMALL | given | options))
     held = Driven(engine)
     try:
         yield held
@@ -294,3 +295,33 @@ def driven(memory: int, **options: Any) -> Iterator[Driven]:
         held.points.release()
         held.reader.open_all()
         engine.close()
+
+
+class Script:
+    """Makes a run again and again, each time with other choices, until all have been made."""
+
+    def __init__(self) -> None:
+        self._next: list[int] = []
+        self._taken: list[tuple[int, int]] = []
+        self.runs = 0
+
+    def another(self) -> bool:
+        """Begin the next run; False after the last."""
+        while self._taken:
+            width, picked = self._taken.pop()
+            if picked + 1 < width:
+                self._next = [p for _, p in self._taken] + [picked + 1]
+                break
+        else:
+            if self.runs:
+                return False
+        self._taken = []
+        self.runs += 1
+        return True
+
+    def choose(self, width: int) -> int:
+        at = len(self._taken)
+        picked = self._next[at] if at < len(self._next) else 0
+        assert picked < width, "the run is not the same twice"
+        self._taken.append((width, picked))
+        return picked
