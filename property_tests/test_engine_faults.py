@@ -73,9 +73,12 @@ def test_each_read_of_a_run_may_fail_once_without_any_trace_in_the_results(fault
 
 
 # 49
-@pytest.mark.rule("ENGINE-7")
-def test_without_retries_each_failed_read_ends_those_who_need_it_and_no_other() -> None:
-    reader = FaultyReader("eio", 0, armed=False)
+@pytest.mark.rule("ENGINE-7", "XFER-4", "XFER-5")
+@pytest.mark.parametrize(("fault", "says"), [("eio", "Input/output"), ("eof", "ends")])
+def test_without_retries_each_failed_read_ends_those_who_need_it_and_no_other(
+    fault: Fault, says: str
+) -> None:
+    reader = FaultyReader(fault, 0, armed=False)
     hurt = 0
     with faulty(reader, retries=0) as engine:
         for nth in itertools.count(1):
@@ -86,7 +89,7 @@ def test_without_retries_each_failed_read_ends_those_who_need_it_and_no_other() 
                     assert same(result, alone(asked)), nth
                     continue
                 hurt += 1
-                assert "cannot be read" in result.error and "Input/output" in result.error
+                assert "cannot be read" in result.error and says in result.error
                 assert result.finish_reason == "error"
                 tokens, logits = alone(asked)
                 n = len(result.logits)  # type: ignore[arg-type]
