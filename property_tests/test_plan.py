@@ -55,6 +55,18 @@ def test_the_sizes_are_those_of_a_run(model: Path, tmp_path: Path, memory: str) 
     assert d["kv_bytes_a_token"] == 3 * 2 * 2 * 8 * 4
 
 
+@pytest.mark.rule("PLAN-1", "TIER-1")
+def test_a_host_tier(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--memory", "20%", "--no-probe", "--host-memory")
+    d = planned(model, tmp_path / "out", *words, "50%")
+    assert (d["host_bytes"], d["host_slots"]) == (24 * 3072, 24) and d["slots"] == 9
+    assert d["held"]["host"] == 24 * 3072
+    assert d["held"]["total"] == sum(n for part, n in d["held"].items() if part != "total")
+    assert "72 KiB: 24 experts between disk and device" in capsys.readouterr().out
+    assert planned(model, tmp_path / "out", *words, "1B", status=2)["refused"]
+    assert "host memory budget 1 B holds no expert" in capsys.readouterr().err
+
+
 @pytest.mark.rule("PLAN-1")
 def test_a_budget_that_a_run_refuses(model: Path, tmp_path: Path,
                                      capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder with config.json, with or without weights, or demo: built in")
     parser.add_argument("--memory", metavar="SIZE", default="auto",
                         help="bytes for routed experts: 4GiB, 40%% of them all, auto (default)")
+    parser.add_argument("--host-memory", metavar="SIZE",
+                        help="bytes of host memory between disk and device, as in covey run")
     parser.add_argument("--requests", metavar="N", type=engines.positive, default=8,
                         help="requests at a time, for the band (default: 8)")
     parser.add_argument("--max-running", type=engines.positive, metavar="N",
@@ -78,7 +80,8 @@ def plan(ckpt: Any, args: argparse.Namespace) -> tuple[dict[str, Any], BudgetToo
 
     given = {name: getattr(args, name) for name in ("max_running", "kv_tokens", "chunk")}
     given = {name: value for name, value in given.items() if value is not None}
-    options = EngineOptions.of(memory=args.memory, compute=args.compute, **given)
+    host = {"host_memory": args.host_memory} if args.host_memory else {}
+    options = EngineOptions.of(memory=args.memory, compute=args.compute, **given, **host)
     config, refused = ckpt.config, None
     least = config.top_k * slot_of(ckpt)
     try:
@@ -111,6 +114,7 @@ def plan(ckpt: Any, args: argparse.Namespace) -> tuple[dict[str, Any], BudgetToo
         "share": sizes.slots / sizes.experts if sizes.experts else 1.0,
         "least_budget_bytes": least, "kv_bytes_a_token": sum(kv), "kv_tokens": kv_tokens,
         "windows": windows, "max_running": options.max_running,
+        "host_bytes": sizes.host, "host_slots": sizes.host_slots,
         "held": held(sizes), "available_bytes": free, "notes": notes,
         "refused": str(refused) if refused else None,
     }, refused  # fmt: skip
@@ -126,7 +130,8 @@ def slot_of(ckpt: Any) -> int:
 
 def held(sizes: Sizes) -> dict[str, int]:
     """What a run holds from beginning to end, by part, in bytes."""
-    return {"experts": sizes.slots * sizes.slot, "weights": sizes.resident, "kv": sizes.kv,
+    return {"experts": sizes.slots * sizes.slot, "host": sizes.host_slots * sizes.slot,
+            "weights": sizes.resident, "kv": sizes.kv,
             "rows": sizes.rows, "total": sizes.total}
 
 
@@ -152,6 +157,9 @@ def lines_of(d: dict[str, Any]) -> list[str]:
                  f"{show_size(d['budget_bytes'])}: {d['slots']} slots, "
                  f"{d['share']:.0%} of the experts, {d['slots'] / d['moe_layers']:.1f} a layer"),
         ]
+        if d["host_slots"]:
+            lines.append(line("host memory", f"{show_size(d['host_bytes'])}: {d['host_slots']} "
+                              "experts between disk and device; the band leaves it out"))
     else:
         lines.append(line("experts", "none: any budget will do, nothing is fetched"))
     window = (f"; a layer with a window of {', '.join(map(str, d['windows']))} keeps no more"
@@ -160,6 +168,7 @@ def lines_of(d: dict[str, Any]) -> list[str]:
         line("KV", f"{show_size(d['kv_bytes_a_token'])} a token{window}; room for "
                    f"{d['kv_tokens']} tokens of up to {d['max_running']} requests"),
         line("held in all", f"{show_size(parts['total'])}: experts {show_size(parts['experts'])}, "
+             + (f"host memory {show_size(parts['host'])}, " if parts["host"] else "") +
              f"other weights {show_size(parts['weights'])}, KV {show_size(parts['kv'])}, "
              f"rows {show_size(parts['rows'])}"),
     ]
