@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jax_impl.app.main import main
 from property_tests.refusals import refused
 from reference.files.bare import BareModel
 from reference.files.config_json import model_config
@@ -67,6 +68,41 @@ def test_sizes_by_hand(name: str, tmp_path: Path) -> None:
     assert bare.expert_bytes() == nbytes
     assert bare.experts_bytes == nbytes * layers * experts
     shutil.rmtree(tmp_path)
+
+
+SLOTS = {
+    # experts that 16, 32, 64 and 128 GB hold: the quotient with the bytes above, at most all
+    "Mixtral-8x7B": (45, 90, 181, 256),
+    "Qwen3-30B-A3B": (1695, 3390, 6144, 6144),
+    "Qwen3-235B-A22B": (423, 847, 1695, 3390),
+    "OLMoE-1B-7B": (1024, 1024, 1024, 1024),
+    "DeepSeek-V2-Lite": (924, 1664, 1664, 1664),
+    "DeepSeek-V3": (363, 726, 1452, 2905),
+    "gpt-oss-20b": (768, 768, 768, 768),
+    "gpt-oss-120b": (1208, 2417, 4608, 4608),
+    "GLM-4.5-Air": (462, 924, 1849, 3699),
+    "Phi-3.5-MoE": (101, 203, 406, 512),
+}
+
+
+@pytest.mark.rule("PLAN-1")
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_plan_says_of_published_models(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nbytes, cached, layers, experts, _ = BY_HAND[name]
+    (tmp_path / "config.json").write_text(json.dumps(told(name)["config"]))
+    slots = []
+    for size in (16, 32, 64, 128):
+        words = ["--memory", f"{size}GB", "--no-probe", "--json", str(tmp_path / "out")]
+        assert main(["plan", str(tmp_path), *words]) == 0
+        said = json.loads((tmp_path / "out").read_text())
+        assert said["expert_bytes"] == nbytes
+        assert said["kv_bytes_a_token"] == 4 * cached  # K and V are float32 unless told otherwise
+        assert said["slots"] == min(layers * experts, size * 10**9 // nbytes)
+        slots.append(said["slots"])
+    assert tuple(slots) == SLOTS[name]
+    assert "KV" in capsys.readouterr().out
 
 
 def moe(config: ModelConfig) -> MoeSpec:
