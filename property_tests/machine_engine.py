@@ -31,15 +31,20 @@ class EngineMachine(Traced):
     @initialize(
         mode=st.sampled_from(["visit", "expert"]),
         running=st.sampled_from([1, 8]),
+        tier=st.sampled_from([0, 3, 8]),
         first=st.lists(SMALL, max_size=2),
     )
-    def start(self, mode: str, running: int, first: list[int]) -> None:
-        self.begin(mode, running)
+    def start(self, mode: str, running: int, tier: int, first: list[int]) -> None:
+        self.begin(mode, running, tier)
         for which in first:
             self.submit(which)
 
-    def begin(self, mode: str, running: int) -> None:
-        options = {"readiness": mode, "max_running": running, "retries": 1, "threads": 2}
+    def begin(self, mode: str, running: int, tier: int) -> None:
+        """`tier`: experts that host memory holds beside those in slots; 0 for no such tier."""
+        options: dict[str, Any] = {
+            "readiness": mode, "max_running": running, "retries": 1, "threads": 2,
+            "host_memory": tier * MINIMUM // 2 if tier else None,
+        }  # fmt: skip
         memory = SLOTS // 2 * MINIMUM
         self.context = driven(memory, chunk=4 if running > 1 else 32, max_rows=32,
                               **options | self.options)  # fmt: skip
@@ -161,6 +166,8 @@ class EngineMachine(Traced):
         self.check(not waiting or self.held(), "requests wait, and nothing is in flight")
         if not waiting and not self.closed:
             missing = self.d.loop.missing()
+            if self.held():  # entries of the tier that transfers are on their way to or from
+                missing.pop("entries", None)
             self.check(not any(missing.values()), f"left behind: {missing}")
 
     def ended(self, handle: RequestHandle, right: Any) -> None:

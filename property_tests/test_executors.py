@@ -154,10 +154,10 @@ def every_order(layers: int, threads: int, orders: int, mode: str) -> None:
 # -- every load of a run: given up, or late after its request was cancelled
 
 
-def each_load() -> Iterator[tuple[Driven, list[Any], int]]:
+def each_load(tier: int | None = None) -> Iterator[tuple[Driven, list[Any], int]]:
     """A run of PAIR that is stopped when its nth load is held, for every n."""
     for nth in itertools.count(1):
-        with driven(2 * MINIMUM, threads=2) as d:
+        with driven(2 * MINIMUM, threads=2, host_memory=tier) as d:
             handles = d.engine.submit_all(PAIR, logits=True)
             while (held := d.settle()) and nth not in held:
                 d.reader.release(min(held))
@@ -188,8 +188,9 @@ def nothing_left(d: Driven) -> None:
 
 
 @pytest.mark.rule("XFER-7", "ENGINE-6", "ENGINE-7", "CACHE-9")
-def test_every_load_may_be_given_up_and_land_late() -> None:
-    for d, handles, nth in each_load():
+@pytest.mark.parametrize("tier", [None, 3 * MINIMUM])
+def test_every_load_may_be_given_up_and_land_late(tier: int | None) -> None:
+    for d, handles, nth in each_load(tier):
         d.give_up(nth)
         all_but(d, nth)
         assert right(PAIR, [h.result(0) for h in handles]), nth
@@ -241,7 +242,8 @@ def stopped(d: Driven, point: str, nth: int) -> list[Any] | None:
 def test_a_thread_may_stop_wherever_threads_meet(point: str) -> None:
     late = request("late", 3, 1)
     for nth, meanwhile in itertools.product((1, 2, 5), ("nothing", "a request", "a cancel")):
-        with driven(2 * MINIMUM, threads=2) as d:
+        tier = MINIMUM if nth == 2 else None
+        with driven(2 * MINIMUM, threads=2, host_memory=tier) as d:
             handles = stopped(d, point, nth)
             if handles is None:
                 assert nth > 1, f"never: {point}"
