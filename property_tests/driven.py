@@ -154,6 +154,8 @@ class Driven:
         self.reader: Any = engine.options.reader
         self.points = Points()
         self._told = 0
+        self._posted: set[int] = set()
+        """Ends of loads that fetch threads have told and the loop has not taken."""
         old, self._inbox = self.loop._inbox, Inbox()
         self._watch()
         self.loop._inbox = self._inbox
@@ -178,7 +180,9 @@ class Driven:
             setattr(where, name, watched)
 
         def taking(item: Any) -> None:
-            self._told += isinstance(item, Transferred) and item.drained
+            if id(item) in self._posted:
+                self._posted.discard(id(item))
+                self._told += 1
             points.at(f"before {self._word(item)} is taken")
 
         def taken(item: Any) -> None:
@@ -193,8 +197,11 @@ class Driven:
 
         around(loop, "_take", taking, taken)
         around(loop, "_obey", nothing, lambda: points.at("between the actions and sleep"))
-        told = "between a load and its telling"
-        around(self.transfers, "_post", lambda _: points.at(told), nothing)
+        def telling(done: Transferred) -> None:
+            self._posted.add(id(done))
+            points.at("between a load and its telling")
+
+        around(self.transfers, "_post", telling, nothing)
         told_step = "between a step and its telling"
         around(loop._computer, "_post", lambda _: points.at(told_step), nothing)
         loop._computer._model = _Gated(loop._computer._model, points)

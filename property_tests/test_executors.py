@@ -271,6 +271,7 @@ def test_a_thread_may_stop_wherever_threads_meet(point: str) -> None:
 def test_closing_while_a_thread_stops_anywhere(point: str) -> None:
     with driven(2 * MINIMUM, threads=2) as d:
         if point in Points.CLOSING:
+            d.reader.open_all()
             d.points.arm(point)
             handles = d.engine.submit_all(PAIR, logits=True)
         else:
