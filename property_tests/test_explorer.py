@@ -25,6 +25,7 @@ CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]
 SMALL = ["thrash-k1", "lost-k1", "visit-k2-s2", "expert-k2-s2", "kv-k1", "failed-k2", "dense"]
 
 
+@pytest.mark.timeout(1200)  # the first of them explores all scopes, in two processes
 @pytest.mark.rule(
     "SAFE-1", "SAFE-2", "SAFE-3", "SAFE-4", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-8", "SAFE-9",
     "SAFE-10", "SAFE-11", "LIVE-1", "LIVE-2", "LIVE-3",
