@@ -26,6 +26,9 @@ pytestmark = pytest.mark.skipif(
     bool(NEEDS), reason=f"not installed: {', '.join(NEEDS)} (Debian: apt-get install spin gcc)"
 )
 NAMES = ("thrash-k1", "visit-k2-s3", "lost-k1", "cancel-k2")
+LARGER = ("visit-k2-s2", "visit-k2-s4", "three-k2-s4", "faults-k1", "late-k1")
+"""The other scopes that the model describes, in reasonable time."""
+SLOW = pytest.mark.slow
 PHASES = {QUEUED: 1, WAITING: 2, RUNNING: 3}
 NO_HOLD, NO_CLAIM = 1, 2
 """SEED of the model: claims keep nothing in its slot; there are no claims."""
@@ -121,7 +124,7 @@ class _Projecting(Explorer):
     "LIVE-1", "LIVE-2", "SAFE-3", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-9", "CACHE-3", "CACHE-5",
     "CACHE-6", "CACHE-9", "FETCH-1", "FETCH-6", "SCHED-2", "SCHED-4", "SCHED-8", "CANCEL-1",
 )  # fmt: skip
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=SLOW) for n in LARGER)])
 def test_spin_has_the_same_verdict_and_the_same_states(name: str, tmp_path: Path) -> None:
     scope = SCOPES[name]
     explorer = _Projecting(scope)
