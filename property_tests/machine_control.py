@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from property_tests.machine_cache import SMALL, Traced
-from property_tests.obvious import Books, Text, Wrong
+from property_tests.machine import SMALL, Traced
+from property_tests.obvious import Books, Text, Wrong, must
 from reference.control import Scheduler
 from reference.vocab import events as ev
 from reference.vocab.ids import Visit
@@ -108,7 +108,7 @@ class ControlMachine(Traced):
         books = self.books
         channels = max(0, self.channels - len(books.in_flight()))
         lanes = 0 if books.step else 1
-        wishes, claimed = books.wishes(), self.claimed()
+        wishes, claimed = self.wishes(), self.claimed()
         actions = self.s.next_actions(channels, lanes, lambda options: tie % len(options))
         self.fair(wishes, claimed)
         idle = [channels, lanes]
@@ -123,12 +123,27 @@ class ControlMachine(Traced):
     def claimed(self) -> set[int]:
         return {n for n, r in self.s.running.items() if r.claimed}
 
+    def wishes(self) -> list[Text]:
+        """Decoding visits that lack what no transfer brings, and are not held back by SCHED-7."""
+        books = self.books
+        live = [t for t in books.live() if not books.bulk(t)]
+        floor, here = min((t.progress for t in live), default=0), books.somewhere()
+        return [t for t in live if t.left - here and t.progress - floor < books.lag]
+
     def fair(self, wishes: list[Text], claimed: set[int]) -> None:
-        """Who claims is control's word; whether it was its turn the books know. With one channel
-        an ask makes at most one claim that needs a load."""
-        if self.o.fetch_order == "fewest-missing" and self.channels == 1 and self.s.claims:
-            new = self.claimed() - claimed
-            self.books.served([t for t in wishes if t.number in new], wishes)
+        """FETCH-7 with fewest-missing: who was passed over `max_lag` times goes first, in order of
+        Routed. Who claims is control's word; whether it was its turn the books know. With one
+        channel an ask makes one claim that needs a load; others of `wishes` that claim in the
+        same ask lacked only what that one lacked too."""
+        if self.o.fetch_order != "fewest-missing" or self.channels > 1 or not self.s.claims:
+            return
+        new = self.claimed() - claimed
+        chosen = [t for t in wishes if t.number in new]
+        for t in wishes:
+            if chosen and t not in chosen:
+                fair = t.passed < self.books.lag or min(c.named for c in chosen) < t.named
+                must(fair, f"FETCH-7: {t} is passed over by {chosen}")
+                t.passed += 1
 
     def tickets(self, *kinds: str) -> list[int]:
         return sorted(s.ticket for s in self.books.slots if s.kind in kinds)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from property_tests.driven import driven
-from property_tests.machine_cache import SMALL, Traced
+from property_tests.machine import SMALL, Traced
 from reference.handle import RequestHandle
 from reference.vocab.ids import ExpertKey
 

@@ -111,11 +111,10 @@ class Books:
         """What has happened."""
         match event:
             case ev.Arrived(number, prompt, new):
-                self.texts[number] = Text(number, prompt, new)
-                if self.draining:
-                    self.texts[number].why.add("rejected")
-                if self.blocks(self.texts[number]) > self.o.kv_tokens // self.o.kv_block:
-                    self.texts[number].why.add("rejected")
+                new_text = self.texts[number] = Text(number, prompt, new)
+                too_large = self.blocks(new_text) > self.o.kv_tokens // self.o.kv_block
+                if self.draining or too_large:
+                    new_text.why.add("rejected")
             case ev.Routed(visit, experts):
                 self._routed(visit, experts)
             case ev.Loaded(ticket):
@@ -285,22 +284,6 @@ class Books:
                 gone = t.number in self.ended or (t.chunk, t.place) != (chunk, self.front[0])
                 must(gone, f"SCHED-4: left at the front: {t}")
             self.front = place, [(t, t.chunk) for t in self.live() if t.place == place]
-
-    def wishes(self) -> list[Text]:
-        """Decoding visits that lack what no transfer brings, and are not held back by SCHED-7."""
-        live = [t for t in self.live() if not self.bulk(t)]
-        floor, here = min((t.progress for t in live), default=0), self.somewhere()
-        return [t for t in live if t.left - here and t.progress - floor < self.lag]
-
-    def served(self, chosen: list[Text], wishes: list[Text]) -> None:
-        """FETCH-7 with fewest-missing: of all `wishes`, one of these was next to be read for (what
-        it lacks, the others of them lacked). Who was passed over `max_lag` times goes first, in
-        order of Routed."""
-        for t in wishes:
-            if chosen and t not in chosen:
-                fair = t.passed < self.lag or min(c.named for c in chosen) < t.named
-                must(fair, f"FETCH-7: {t} is passed over by {chosen}")
-                t.passed += 1
 
     # -- after each ask
 

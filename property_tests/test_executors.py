@@ -1,4 +1,4 @@
-"""Whatever executes obeys: replayed logs, every order of completion, a stop at every meeting point.
+"""Every order of completion, every load given up or late, a stop at every point where threads meet.
 
 The engine is held by hand here (driven.py), so that what is tried is tried on purpose and each time
 in the same way; test_engine_faults.py has the same engine with faults at full speed.
@@ -7,7 +7,6 @@ in the same way; test_engine_faults.py has the same engine with faults at full s
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,106 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import (
-    LIMIT_S,
-    MINIMUM,
-    alone,
-    checkpoint,
-    events,
-    judge,
-    request,
-    same,
-)
+from engines import LIMIT_S, MINIMUM, alone, checkpoint, events, judge, request, same
 
-from jax_impl.app import main as app
-from jax_impl.app.replay import replay
-from oracle.checkers import check_log
-from oracle.swarm import swarm
-from property_tests.driven import Driven, Points, Script, driven
+from property_tests.driven import Driven, driven
+from property_tests.meeting import Points, Script
 from reference.control.cache import LOADING, QUARANTINED
-from reference.engine import ReferenceEngine
-from reference.files.event_log import Log, read_log
-from reference.files.requests import Request, write_requests
+from reference.files.requests import Request
 from reference.vocab.errors import CoveyError
-from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
+from reference.vocab.options import READINESS
 
 PAIR = [request("a", 4, 1), request("b", 2, 2)]
 APART = [request(0, 1, 1), request(8, 1, 1)]
 """One token each, with different experts in every layer."""
-POLICIES = list(itertools.product(SCHEDULERS, READINESS, FETCH_ORDERS, EVICTIONS))
-
-
-def policy(names: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(("scheduler", "readiness", "fetch_order", "cache"), names, strict=True))
 
 
 def right(asked: list[Request], results: list[Any], path: Path | None = None) -> bool:
     return all(same(r, alone(a, path)) for r, a in zip(results, asked, strict=True))
-
-
-# -- logs replay through the control plane
-
-
-@pytest.mark.rule("LOG-4", "ENGINE-6")
-def test_logs_of_the_jax_engine_replay_under_every_policy() -> None:
-    for names in POLICIES:
-        with driven(MINIMUM, **policy(names)) as d:
-            handles = d.engine.submit_all(PAIR, logits=True)
-            d.finish()
-        assert right(PAIR, [h.result(0) for h in handles]), names
-        judge(d.engine)  # checks, and replays
-
-
-@pytest.mark.rule("LOG-4")
-def test_logs_of_the_readable_engine_replay_under_every_policy() -> None:
-    for names in POLICIES:
-        with ReferenceEngine.open(
-            checkpoint(), memory=MINIMUM, chunk=4, max_rows=8, keep_log=True, ignore_eos=True,
-            **policy(names),
-        ) as engine:  # fmt: skip
-            handles = engine.submit_all(PAIR)
-            handles[0].result(LIMIT_S)
-            handles[1].cancel()
-        again(engine.records, names)
-
-
-@pytest.mark.rule("LOG-4", "SIM-2")
-def test_logs_of_the_simulator_replay() -> None:
-    seen: set[tuple[str, ...]] = set()
-    for seed in range(1000, 1120):
-        records = swarm(seed)
-        again(records, seed)
-        o = records[0]["options"]
-        seen.add((o["grouping"], o["readiness"], o["fetch_order"], o["eviction"]))
-    assert len(seen) > 30
-
-
-def again(records: list[dict[str, Any]], what: object) -> None:
-    """The log passes the checkers, and control decides all of it again; another log does not."""
-    assert check_log(records) == [], what
-    head, *rest = json.loads(json.dumps(records))
-    seen = replay(Log(head, rest), str(what))
-    assert not seen.difference and seen.complete, f"{what}: {seen}"
-    actions = [i for i, r in enumerate(rest) if "action" in r]
-    assert len(actions) == seen.actions > 0
-    del rest[actions[len(actions) // 2]]
-    assert replay(Log(head, rest), str(what)).difference, "a lost action is noticed"
-
-
-@pytest.mark.rule("LOG-4", "APP-7")
-@pytest.mark.parametrize("engine", ["jax", "reference"])
-def test_logs_of_the_command_replay(engine: str, tmp_path: Path) -> None:
-    asked = tmp_path / "requests.jsonl"
-    write_requests(asked, PAIR)
-    policies = (("interleaved", "expert", "global"), ("lockstep-blocking", "visit", "per-layer"))
-    for scheduler, readiness, cache in policies:
-        log = tmp_path / f"{scheduler}.jsonl"
-        flags = ["--scheduler", scheduler, "--readiness", readiness, "--cache", cache]
-        words = ["run", str(checkpoint()), "--requests", str(asked), "--engine", engine,
-                 "--memory", "20%", "--ignore-eos", "--log", str(log), *flags]  # fmt: skip
-        assert app.main(words) == 0
-        seen = replay(read_log(log), str(log))
-        assert not seen.difference and seen.complete and seen.actions > 20
 
 
 # -- completions in every order

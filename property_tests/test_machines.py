@@ -18,7 +18,8 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 import jax_impl.holdings
 import jax_impl.transfer
 from oracle.patching import Mutant, mutated
-from property_tests.machine_cache import CacheMachine, Traced, hunt, machine_settings
+from property_tests.machine import Traced, hunt, machine_settings
+from property_tests.machine_cache import CacheMachine
 from property_tests.machine_control import ControlMachine
 from property_tests.machine_engine import ASKED, EngineMachine
 from reference.vocab.options import ControlOptions
