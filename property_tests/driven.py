@@ -90,9 +90,13 @@ class Driven:
             self._posted.add(id(done))
             points.at("between a load and its telling")
 
-        around(self.transfers, "_post", telling, nothing)
-        told_step = "between a step and its telling"
-        around(loop._computer, "_post", lambda _: points.at(told_step), nothing)
+        told = "after a load is told"
+        around(self.transfers, "_post", telling, lambda _: points.at(told))
+        step_told = "after a step is told"
+        around(
+            loop._computer, "_post",
+            lambda _: points.at("between a step and its telling"), lambda _: points.at(step_told),
+        )  # fmt: skip
         loop._computer._model = _Gated(loop._computer._model, points)
 
     @staticmethod

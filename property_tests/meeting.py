@@ -82,7 +82,8 @@ class Points:
         "before the end of a load is taken", "between the end of a load and the ask",
         "before the end of a step is taken", "between the end of a step and the ask",
         "between the actions and sleep", "before a step runs",
-        "between a step and its telling", "between a load and its telling",
+        "between a step and its telling", "after a step is told",
+        "between a load and its telling", "after a load is told",
     )  # fmt: skip
     CLOSING = ("before the stop is taken", "between the stop and the ask")
 

@@ -1,4 +1,4 @@
-"""An obvious model of what control is told and asks for: requests and slots, and nothing clever.
+"""An obvious model of what control is told and asks for: requests and slots, nothing clever.
 
 `Books.told` takes each event, `Books.asked` each action; both raise `Wrong` naming the rule that
 was broken. It knows no policy but what a rule of specs/control.md says in so many words.
@@ -71,7 +71,7 @@ class Books:
         self.clock = {True: 0, False: 0}
         self.front: tuple[int, list[tuple[Text, int]]] = (-1, [])
         """Lock-step: where the last step was, and who stood there with which chunk."""
-        self.lag = options.max_lag or 4 * (len(options.layers) + 1)
+        self.lag = options.max_lag or 4 * (len(options.layers) + 1)  # SCHED-7
         self.interleaved = options.grouping == "interleaved"
 
     # -- words
@@ -104,8 +104,6 @@ class Books:
 
     def in_flight(self) -> list[Slot]:
         return [s for s in self.slots if s.ticket]
-
-    # -- events
 
     def told(self, event: ev.Event) -> None:
         """What has happened."""

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from engines import LIMIT_S, MINIMUM, alone, checkpoint, events, judge, request, same
 
+from jax_impl.loop import Loop
+from jax_impl.transfer import Transferred, Transfers
 from property_tests.driven import Driven, driven
 from property_tests.meeting import Points, Script
 from reference.control.cache import LOADING, QUARANTINED
@@ -179,6 +181,31 @@ def test_a_thread_may_stop_wherever_threads_meet(point: str) -> None:
             assert not more or same(results[3], alone(late))
         assert d.engine.failure is None and not any(d.loop.missing().values())
         judge(d.engine)
+
+
+@pytest.mark.rule("XFER-8")
+def test_such_a_stop_shows_a_load_that_is_told_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch thread that tells before it has left the slot: at full speed nobody would notice."""
+    real, post = Transfers._transfer, Loop.post
+    told: list[Transferred] = []
+
+    def early(self: Transfers, *args: Any) -> Transferred:
+        done = real(self, *args)
+        self._post(done)
+        told.append(done)
+        return done
+
+    def once(self: Loop, item: Any) -> None:
+        if not any(item is done for done in told):
+            post(self, item)
+
+    monkeypatch.setattr(Transfers, "_transfer", early)
+    monkeypatch.setattr(Loop, "post", once)
+    with driven(2 * MINIMUM, threads=2) as d:
+        handles = stopped(d, "after a load is told", 1)
+        assert handles is not None
+        assert "still being written" in (handles[0].result(LIMIT_S).error or "")
+    assert isinstance(d.engine.failure, AssertionError)
 
 
 @pytest.mark.rule("ENGINE-7", "ENGINE-12")
