@@ -28,7 +28,7 @@ test: setup lint
 
 # New random examples instead of the same ones: for the night.
 search: setup
-	$(PY) -m pytest -m "not slow" --hypothesis-profile=search property_tests/test_machines.py $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not slow" --hypothesis-profile=search -o timeout=3600 property_tests/test_machines.py $(PYTEST_ARGS)
 
 lint: setup
 	$(PY) -m ruff check --no-cache .

@@ -39,7 +39,7 @@ def right(asked: list[Request], results: list[Any], path: Path | None = None) ->
 
 @pytest.mark.rule("ENGINE-6", "XFER-8", "ENGINE-7")
 @pytest.mark.parametrize("mode", READINESS)
-@pytest.mark.parametrize(("layers", "threads", "orders"), [(1, 4, 24), (2, 2, 60)])
+@pytest.mark.parametrize(("layers", "threads", "orders"), [(1, 4, 24), (2, 2, 112)])
 def test_loads_complete_in_every_order(
     mode: str, layers: int, threads: int, orders: int
 ) -> None:
@@ -50,7 +50,7 @@ def test_loads_complete_in_every_order(
 @pytest.mark.slow
 @pytest.mark.rule("ENGINE-6")
 def test_loads_of_two_layers_complete_in_every_order_of_four() -> None:
-    every_order(2, 4, 1000, "visit")
+    every_order(2, 4, 1120, "visit")
 
 
 def every_order(layers: int, threads: int, orders: int, mode: str) -> None:
