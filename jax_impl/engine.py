@@ -52,6 +52,7 @@ from reference.vocab.events import Cancelled, Drain
 from reference.vocab.options import ControlOptions
 
 OnLogits = Callable[[int, np.ndarray], None]
+StopAt = Callable[[int], bool]
 
 
 class JaxEngine:
@@ -171,14 +172,16 @@ class JaxEngine:
     # -- requests
 
     def submit(
-        self, request: Request, *, logits: bool = False, on_logits: OnLogits | None = None
-    ) -> RequestHandle:
+        self, request: Request, *, logits: bool = False, on_logits: OnLogits | None = None,
+        stop_at: StopAt | None = None,
+    ) -> RequestHandle:  # fmt: skip
         """Start a request. `logits` keeps the logits of every position in its result;
-        `on_logits(position, row)` is called with each as it comes, on the compute thread.
+        `on_logits(position, row)` is called with each as it comes, `stop_at(token)` with each
+        token, True making it the last one; both on the compute thread.
 
         Raises BadInput for a request that this model cannot take, CoveyError on a closed engine.
         """
-        return self.submit_all([request], logits=logits, on_logits=on_logits)[0]
+        return self._submit([request], logits, on_logits, stop_at)[0]
 
     def submit_all(
         self,
@@ -188,6 +191,12 @@ class JaxEngine:
         on_logits: OnLogits | None = None,
     ) -> list[RequestHandle]:
         """Like `submit`, for requests that arrive at the same moment."""
+        return self._submit(requests, logits, on_logits, None)
+
+    def _submit(
+        self, requests: Iterable[Request], logits: bool, on_logits: OnLogits | None,
+        stop_at: StopAt | None,
+    ) -> list[RequestHandle]:  # fmt: skip
         checked = list(requests)
         for request in checked:
             check_request(self.config, request)
@@ -195,7 +204,7 @@ class JaxEngine:
 
         def make(first: int) -> list[RequestHandle]:
             return [
-                RequestHandle(r, first + i, now, self._cancel, logits, on_logits)
+                RequestHandle(r, first + i, now, self._cancel, logits, on_logits, stop_at)
                 for i, r in enumerate(checked)
             ]
 

@@ -195,9 +195,9 @@ def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) 
             len(request.prompt),
         )  # fmt: skip
         outcome.chosen[number] = choice
-        stop = choice.token in eos or choice.token in request.stop  # ENGINE-13
+        stop = handle.stops(choice.token) or choice.token in eos  # ENGINE-13
         outcome.events.append(Sampled(number, choice.token, stop))
     except Exception as error:
-        # One request's trouble, also an error in the caller's own `on_logits`: the rest goes on.
+        # One request's trouble, also an error in a callback of the caller's: the rest goes on.
         outcome.failed += (number,)
         outcome.error = outcome.error or one_line(error)

@@ -110,9 +110,32 @@ def pooled(
             out |= {"lost_same": same(again, want), "lost_missing": engine.missing(),
                     "lost_rows": engine.totals()["rows"] - told["rows"]}  # fmt: skip
         if fail:
+            out |= ended_by_the_caller(engine, want)
             out |= failing(engine, want)
         out["no_new_programs"] = programs == [w.replica.programs for w in engine.workers]
     return out
+
+
+def ended_by_the_caller(engine: LaminaEngine, want: list[Any]) -> dict[str, Any]:
+    """One request ends at its third token because `stop_at` says so; another's `stop_at` raises."""
+    heard: list[int] = []
+
+    def third(token: int) -> bool:
+        heard.append(token)
+        return len(heard) == 3
+
+    def broken(token: int) -> bool:
+        raise RuntimeError("the caller's own")
+
+    asked: list[Any] = [third, broken, *[None] * (len(REQUESTS) - 2)]
+    handles = [engine.submit(r, logits=True, stop_at=s)
+               for r, s in zip(REQUESTS, asked, strict=True)]
+    cut, bad, *rest = [h.result(120.0) for h in handles]
+    return {
+        "stop_heard": list(cut.tokens) == heard == list(want[0].tokens[:3]),
+        "stop_reasons": [cut.finish_reason, bad.finish_reason], "stop_error": bad.error,
+        "stop_others": same(rest, want[2:]), "stop_missing": engine.missing(),
+    }
 
 
 def failing(engine: LaminaEngine, want: list[Any]) -> dict[str, Any]:

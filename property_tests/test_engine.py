@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from engines import (
 )
 
 from jax_impl.fault_readers import ControlledReader
+from reference.engine import ReferenceEngine
 from reference.files.requests import Request
 from reference.sampling import sample
 from reference.vocab.errors import CoveyError, RequestFailed
@@ -142,6 +145,38 @@ def test_generation_stops_at_end_of_text_or_at_a_stop_id() -> None:
     assert text.finish_reason == "stop" and text.tokens == tokens[: at + 1]
     with opened(checkpoint(eos_token_id=stop)) as engine:
         assert engine.submit(request(1, 7, 12)).result(LIMIT_S).finish_reason == "length"
+
+
+@contextmanager
+def one_of(kind: str) -> Iterator[Any]:
+    whole = opened() if kind == "jax" else ReferenceEngine.open(checkpoint(), ignore_eos=True)
+    with whole as engine:
+        yield engine
+
+
+@pytest.mark.rule("ENGINE-13")
+@pytest.mark.parametrize("kind", ["jax", "reference"])
+def test_the_caller_may_say_which_token_is_the_last(kind: str) -> None:
+    tokens, _ = alone(request(1, 7, 12))
+    heard: list[int] = []
+
+    def third(token: int) -> bool:
+        heard.append(token)
+        return len(heard) == 3
+
+    def broken(token: int) -> bool:
+        raise RuntimeError("the caller's own")
+
+    with one_of(kind) as engine:
+        cut = engine.submit(request(1, 7, 12), stop_at=third)
+        bad = engine.submit(request(1, 7, 12), stop_at=broken) if kind != "reference" else None
+        free = engine.submit(request(1, 7, 12))
+        assert (cut.result(LIMIT_S).tokens, cut.result().finish_reason) == (tokens[:3], "stop")
+        assert free.result(LIMIT_S).tokens == tokens
+        if bad is not None:
+            result = bad.result(LIMIT_S)
+            assert result.finish_reason == "error" and "the caller's own" in str(result.error)
+    assert heard == list(tokens[:3]), "once for each token"
 
 
 @pytest.mark.rule("ENGINE-7")

@@ -29,6 +29,20 @@ def in_flight(engine: JaxEngine, kinds: tuple[str, ...]) -> int:
     return count
 
 
+def reading_meanwhile(engine: JaxEngine) -> float:
+    """The share of the steps' time that passed with a read under way."""
+    reads, computing, both, total, last = 0, False, 0.0, 0.0, 0.0
+    for record in engine.records[1:]:
+        now = record.get("t", last)
+        total += (now - last) * computing
+        both += (now - last) * (computing and reads > 0)
+        last = now
+        kind = record.get("event") or record.get("action")
+        reads += {"Load": 1, "Loaded": -1}.get(kind, 0)
+        computing = {"Compute": True, "Computed": False}.get(kind, computing)
+    return both / total
+
+
 @pytest.mark.rule("ENGINE-5", "ENGINE-9")
 def test_fetching_and_computing_overlap() -> None:
     """The best of at most four runs: what else the machine does can only add to a run's time, and
@@ -52,7 +66,7 @@ def overlap() -> float:
     assert t["fetch_s"] > 1.0 and t["compute_s"] > 0.15, "both sides had work"
     ratio = t["wall_s"] / max(t["compute_s"], t["fetch_s"])
     print(f"overlap: {ratio:.3f} of the bound, {why_not(t)}")
-    assert in_flight(engine, ("Load",)) > 0 and in_flight(engine, ("Loaded",)) > 20
+    assert reading_meanwhile(engine) > 0.8
     assert t["of_bound"] == pytest.approx(1 / ratio)
     return ratio
 

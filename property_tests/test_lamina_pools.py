@@ -112,6 +112,14 @@ def test_a_failing_device_fails_one_batchs_requests_and_no_others(ran: dict) -> 
     assert found["then_same"] and found["then_missing"] == NOTHING
 
 
+@pytest.mark.rule("ENGINE-13")
+def test_the_caller_may_say_which_token_is_the_last(ran: dict) -> None:
+    found = ran["gqa head 2, n=2, no overlap"]
+    assert found["stop_heard"] and found["stop_reasons"] == ["stop", "error"]
+    assert "the caller's own" in found["stop_error"]
+    assert found["stop_others"] and found["stop_missing"] == NOTHING
+
+
 @pytest.mark.rule("LAMINA-23", "LAMINA-24")
 def test_a_users_function_over_two_devices(ran: dict) -> None:
     """Converted, and run with its cache on the memory device: the bits of the slices in turn."""

@@ -166,12 +166,14 @@ class ReferenceEngine:
         *,
         logits: bool = False,
         on_logits: Callable[[int, np.ndarray], None] | None = None,
+        stop_at: Callable[[int], bool] | None = None,
     ) -> RequestHandle:
         """Let a request of token ids arrive, at its arrival_s or now, whichever is later.
 
         `logits` keeps the logits of every position in its result; `on_logits(position, row)` is
-        called with each. Raises BadInput for ids out of range, for a text prompt, without
-        max_new_tokens, and for more tokens than the model takes.
+        called with each, `stop_at(token)` with each token: True makes it the last one. Raises
+        BadInput for ids out of range, for a text prompt, without max_new_tokens, and for more
+        tokens than the model takes.
         """
         check_ids(request, self.config.vocab)
         if isinstance(request.prompt, str) or not request.prompt:
@@ -188,7 +190,7 @@ class ReferenceEngine:
                 raise BadInput("the engine is closed")
             number, self._next = self._next, self._next + 1
             at = max(request.arrival_s, self.loop.now)
-            handle = _Handle(request, number, at, self.cancel, logits, on_logits)
+            handle = _Handle(request, number, at, self.cancel, logits, on_logits, stop_at)
             handle.drive = self._drive
             self.executor.submitted(handle)
             arrived = Arrived(number, len(request.prompt), request.max_new_tokens)

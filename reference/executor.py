@@ -160,5 +160,5 @@ class NumpyExecutor:
         choice = choose(logits[-1], text.handle.sampling, text.tokens, len(request.prompt))
         text.tokens.append(choice.token)
         text.handle.put_token(choice, self.now())
-        stop = choice.token in self.eos or choice.token in request.stop  # ENGINE-13
+        stop = text.handle.stops(choice.token) or choice.token in self.eos  # ENGINE-13
         return [Sampled(number, choice.token, stop)]

@@ -51,6 +51,7 @@ class RequestHandle:
         cancel: Callable[[int], None],
         want_logits: bool,
         on_logits: Callable[[int, np.ndarray], None] | None,
+        stop_at: Callable[[int], bool] | None = None,
     ) -> None:
         self.request = request
         self.sampling = request.sampling()
@@ -60,6 +61,7 @@ class RequestHandle:
         self._cancel = cancel
         self._keep = [] if want_logits else None
         self._on_logits = on_logits
+        self._stop_at = stop_at
         self._tokens: list[int] = []
         self._times: list[float] = []
         self._logprobs: list[Logprobs] = []
@@ -126,6 +128,11 @@ class RequestHandle:
             self._keep.append(row)
         if self._on_logits is not None:
             self._on_logits(position, row)
+
+    def stops(self, token: int) -> bool:
+        """Whether this token, the next in order, is the request's last (ENGINE-13)."""
+        asked = self._stop_at is not None and self._stop_at(token)
+        return asked or token in self.request.stop
 
     def put_token(self, choice: Choice, now: float) -> None:
         with self._changed:

@@ -15,7 +15,7 @@ from typing import Any
 from jax_impl.app import engines, residency, sampling_flags
 from jax_impl.app.answer import Answer
 from jax_impl.app.output import Progress, WholeFile, places_of_their_own, write_json
-from jax_impl.app.stops import Stopper, checked, watching
+from jax_impl.app.stops import checked, watching
 from jax_impl.app.text import Text
 from jax_impl.app.waiting import Interrupt, run_all
 from reference.files.requests import Request
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
         interrupt = stack.enter_context(Interrupt())
         with engines.open_engine(args.engine, model, options) as engine:
-            stoppers: dict[str, Stopper] = {}
-            handles = run_all(requests, watching(engine.submit, text, stoppers), progress,
+            answers: dict[str, Answer] = {}
+            handles = run_all(requests, watching(engine.submit, text, answers), progress,
                               interrupt, virtual=args.engine == "reference")
-            rows = [record(request, handle, stoppers.get(request.id), text)
+            rows = [record(request, handle, answers.get(request.id), text)
                     for request, handle in zip(requests, handles, strict=True)]
         # Closed: the log has its last record and the totals stand.
         totals = engines.totals_of(engine)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record(
-    request: Request, handle: Any, stopper: Stopper | None, text: Text
+    request: Request, handle: Any, answer: Answer | None, text: Text
 ) -> dict[str, Any]:
     """What OUT says of one request; `handle` is None for one that never arrived (APP-8)."""
     if handle is None:
@@ -107,14 +107,11 @@ def record(
                 "finish_reason": "cancelled", "error": None, "ttft_s": None, "tpot_s": None,
                 "token_s": [], "prompt_tokens": len(request.prompt)}
     result = handle.result()
-    if stopper is not None:
-        stopper.join()
-        answer = stopper.answer
-    else:
+    if answer is None:  # with stop texts it grew as the tokens came
         answer = Answer(text)
         for token in result.tokens:
             answer.push(token)
-        answer.end()
+    answer.end()
     tokens, reason = answer.tokens, "stop" if answer.stopped else result.finish_reason
     times = list(result.token_s[: len(tokens)])
     return {

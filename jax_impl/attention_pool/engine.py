@@ -28,7 +28,7 @@ from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.seats import Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Worker
-from jax_impl.engine import OnLogits, check_request
+from jax_impl.engine import OnLogits, StopAt, check_request
 from reference.control.attention_serving import Serving
 from reference.control.attention_wire import Protocol
 from reference.files.checkpoint import Checkpoint
@@ -86,16 +86,23 @@ class LaminaEngine:
     # -- any thread
 
     def submit(
-        self, request: Request, *, logits: bool = False, on_logits: OnLogits | None = None
-    ) -> RequestHandle:
+        self, request: Request, *, logits: bool = False, on_logits: OnLogits | None = None,
+        stop_at: StopAt | None = None,
+    ) -> RequestHandle:  # fmt: skip
         """Start a request. Raises BadInput for one that the model cannot take."""
-        return self.submit_all([request], logits=logits, on_logits=on_logits)[0]
+        return self._submit([request], logits, on_logits, stop_at)[0]
 
     def submit_all(
         self, requests: Iterable[Request], *, logits: bool = False,
         on_logits: OnLogits | None = None,
     ) -> list[RequestHandle]:  # fmt: skip
         """Like `submit`, for requests that arrive at the same moment."""
+        return self._submit(requests, logits, on_logits, None)
+
+    def _submit(
+        self, requests: Iterable[Request], logits: bool, on_logits: OnLogits | None,
+        stop_at: StopAt | None,
+    ) -> list[RequestHandle]:  # fmt: skip
         checked = list(requests)
         for request in checked:
             check_request(self.config, request)
@@ -107,7 +114,8 @@ class LaminaEngine:
         def make(first: int) -> list[RequestHandle]:
             return [
                 RequestHandle(
-                    r, first + i, now, lambda n: self._loop.post(Cancel(n)), logits, on_logits
+                    r, first + i, now, lambda n: self._loop.post(Cancel(n)), logits, on_logits,
+                    stop_at,
                 )
                 for i, r in enumerate(checked)
             ]

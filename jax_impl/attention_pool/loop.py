@@ -19,6 +19,7 @@ from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.seats import Aboard, Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Done, Job, Worker
+from jax_impl.steps import one_line
 from reference.control.attention_serving import Place, Serving, Turn
 from reference.handle import RequestHandle
 from reference.vocab.actions import Finish, Reject
@@ -187,7 +188,12 @@ class PoolLoop:
             seat.tokens.append(choice.token)
             seat.handle.put_token(choice, time.monotonic())
             self.tokens += 1
-            if choice.token in self._eos or choice.token in seat.handle.request.stop:
+            try:
+                last = seat.handle.stops(choice.token) or choice.token in self._eos
+            except Exception as error:  # the caller's own stop_at
+                self._serving.cancelled(request, "error", one_line(error))
+                last = True
+            if last:
                 stopped.add(request)
         self._serving.token_done(batch, stopped)
 
