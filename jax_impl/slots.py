@@ -83,11 +83,6 @@ class SlotPool:
         view = self._bytes[:PAGE]
         return jax.device_put(view).unsafe_buffer_pointer() == view.ctypes.data
 
-    @property
-    def copies_bytes(self) -> int:
-        """Device bytes that handles of all slots take beside the slots (0 when read in place)."""
-        return 0 if self.zero_copy else self.nbytes
-
     def view(self, slot: int) -> np.ndarray:
         """The slot's bytes, uint8 [slot_bytes], writable."""
         if not 0 <= slot < self.count:

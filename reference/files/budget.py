@@ -192,12 +192,3 @@ def host_tier(memory: str | int | None, experts: int, slot: int) -> tuple[int, i
             f"{show_size_exact(slot)}"
         )
     return budget, min(experts, budget // slot)
-
-
-def kv_capacity(block_bytes: int, kv_block: int, max_running: int, max_len: int, limit: int) -> int:
-    """KV capacity in tokens (whole blocks): what max_running requests of max_len tokens need,
-    bounded by `limit` bytes but never below one block."""
-    blocks = max_running * -(-max_len // kv_block)
-    if block_bytes:
-        blocks = min(blocks, limit // block_bytes)
-    return max(1, blocks) * kv_block
