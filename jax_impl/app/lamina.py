@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from jax_impl.app import builtin
 from jax_impl.app.output import WholeFile
 from reference.files.checkpoint import Checkpoint
 from reference.simulator.lamina import offloaded, plan, tables
@@ -183,9 +184,12 @@ def shape_named(text: str, element: int) -> Shape:
     """A model of the paper, or a checkpoint's."""
     if text in MODELS:
         return MODELS[text]
-    if not Path(text).is_dir():
-        raise BadInput(f"model: {text!r} is no directory; known: {', '.join(MODELS)}")
-    return shape_of(Checkpoint.open(text).config, text, element)
+    path = builtin.model(text)
+    if not path.is_dir():
+        raise BadInput(
+            f"model: {text!r} is no directory; known: {builtin.NAME}, {', '.join(MODELS)}"
+        )
+    return shape_of(Checkpoint.open(path).config, text, element)
 
 
 def efficiency_of(text: str) -> Efficiency:
