@@ -37,6 +37,27 @@ def test_plans_for_a_checkpoint_and_none_that_fits(
     assert "no configuration" in capsys.readouterr().out
 
 
+@pytest.mark.rule("LAMINA-22", "LAMINA-5")
+def test_a_plan_for_latent_attention_from_its_config_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSeek-V3 at one byte a weight: 671 GB, and 61 layers of 512 + 64 cached bytes. Its one
+    latent head cannot be shared out, whole requests can."""
+    told = json.loads((Path(__file__).parent / "configs" / "DeepSeek-V3.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(told["config"]))
+    out = tmp_path / "plan.json"
+    out.write_text("old")
+    words = ["lamina", "plan", str(tmp_path), "--bytes", "1", "--max-compute", "32"]
+    assert main([*words, "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "671.0 GB of weights, 35136 KV bytes a token" in printed
+    assert {c["memory"] for c in json.loads(out.read_text())["pools"]} == {1}
+    assert main([*words, "--partition", "request", "--json", str(out)]) == 0
+    capsys.readouterr()
+    assert {c["memory"] for c in json.loads(out.read_text())["pools"]} == set(range(1, 17))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "plan.json"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -52,7 +73,7 @@ def test_plans_for_a_checkpoint_and_none_that_fits(
         (["plan", "70B", "--efficiency", "2,1,1"], "three shares"),
         (["plan", "70B", "--usable", "0"], "--usable"),
         (["plan", "70B", "--max-memory", "0"], "--max-memory"),
-        (["plan", "70B", "--json", "/nowhere/x.json"], "cannot be written"),
+        (["plan", "70B", "--json", "/nowhere/x.json"], "cannot write in /nowhere"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -83,6 +104,7 @@ def test_pool_sizes_are_swept_over_a_trace(
     assert main([*words, "--partition", "head"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert set(lines[2].split()[1:]) == {"-"}  # one H100 does not hold the weights
+    assert lines[5:] == ["-: the weights do not fit into so many compute devices"]
     two, four = ([float(x) for x in line.replace("(", " ").replace(")", " ").split()[1::2]]
                  for line in lines[3:5])
     assert two[1] > 1.7 * two[0] and two[3] < 1.05 * two[2]

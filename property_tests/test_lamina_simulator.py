@@ -6,13 +6,16 @@ import gzip
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oracle.tiny import tiny_config, write_checkpoint
 from reference.control.attention_rotation import Steady
+from reference.control.attention_wire import WireBytes
 from reference.files.checkpoint import Checkpoint
+from reference.files.layout import layer_roles
 from reference.simulator.lamina import tables
 from reference.simulator.lamina.costs import attention_s, least_bandwidth, model_s, pooled, wire_s
 from reference.simulator.lamina.hardware import DEVICES, NETWORKS, Network, device, network
@@ -366,3 +369,28 @@ def test_the_shape_of_our_own_models(tmp_path: Path) -> None:
         if family == "mixtral":
             assert s.read(1) < s.read(4) < s.read(1000) == pytest.approx(s.weights)
             assert s.flops_token < 2 * s.weights / 4
+
+
+@pytest.mark.rule("LAMINA-22", "LAMINA-5")
+def test_the_shape_of_latent_attention_is_the_absorbed_one(tmp_path: Path) -> None:
+    """Widths as the pools send and cache them; weights against what a checkpoint holds."""
+    path = write_checkpoint(tmp_path / "m", tiny_config("deepseek_v3"), seed=1)
+    ckpt = Checkpoint.open(path)
+    s, layers = shape_of(ckpt.config, "mla", element=4), ckpt.config.layers
+    wire = WireBytes([spec.attention for spec in layers], ckpt.config.hidden)
+    assert (s.q, s.kv, s.a) == (wire.layers[0].q, wire.layers[0].kv, wire.layers[0].a)
+    assert s.wire_token == wire.attention(1) and s.head_shares == (1,)
+    a = layers[0].attention
+    assert s.kv_token == len(layers) * 4 * (a.kv_rank + a.rope_dim)
+    assert s.kv_proj == 4 * ckpt.config.hidden * (a.kv_rank + a.rope_dim)
+    experts = sum(ckpt.expert_bytes(m) * ckpt.config.experts for m in ckpt.config.moe_layers)
+    vectors = sum(
+        4 * shape[0] for spec in layers for _, shape in layer_roles(ckpt.config, spec)
+        if len(shape) == 1
+    )
+    held = ckpt.non_expert_bytes + experts - vectors - 4 * ckpt.config.hidden
+    assert s.weights == pytest.approx(held, abs=1)
+    # A query is as wide as a cached row, a value is kv_rank of it: two operations for each.
+    least = 2 * 100 * a.heads * (2 * a.kv_rank + a.rope_dim) * len(layers)
+    slow = replace(H20, flops=1.0)
+    assert attention_s(s, 100, slow, 1) == pytest.approx(least)

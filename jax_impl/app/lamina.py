@@ -6,14 +6,14 @@ work on this machine's CPU (`covey lamina picture`). `covey demo --lamina` shows
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from jax_impl.app import builtin
-from jax_impl.app.output import WholeFile
+from jax_impl.app.output import WholeFile, write_json
+from reference.files.bare import BareModel, is_bare
 from reference.files.checkpoint import Checkpoint
 from reference.simulator.lamina import offloaded, plan, tables
 from reference.simulator.lamina.costs import Efficiency
@@ -38,7 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     p = what.add_parser(
         "plan", help="pool sizes for a model, a load and limits", allow_abbrev=False
     )
-    p.add_argument("model", help=f"{', '.join(MODELS)}, or a checkpoint directory (headers only)")
+    p.add_argument("model", help=f"{', '.join(MODELS)}, or a checkpoint directory "
+                   "(headers only; config.json alone will do)")
     p.add_argument(
         "--trace",
         default="azure-conv",
@@ -98,10 +99,13 @@ def run(args: argparse.Namespace) -> int:
             lamina_picture.run(out.file, args.batches, args.memory_devices, args.order)
             out.commit()
         return 0
-    return _plan(args)
+    if args.json is None:
+        return _plan(args, None)
+    with WholeFile("--json", args.json) as out:
+        return _plan(args, out)
 
 
-def _plan(args: argparse.Namespace) -> int:
+def _plan(args: argparse.Namespace, out: WholeFile | None) -> int:
     load, shape = load_of(args.trace), shape_named(args.model, args.bytes)
     eff = efficiency_of(args.efficiency)
     for name in ("max_compute", "max_memory", "batches", "bytes"):
@@ -137,12 +141,9 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"without a memory pool, {args.compute} alone:")
         for line in rows(alone[:3]):
             print(line)
-    if args.json:
+    if out is not None:
         document = {"pools": [asdict(c) for c in found], "monolithic": [asdict(c) for c in alone]}
-        try:
-            args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as e:
-            raise BadInput(f"{args.json}: cannot be written: {e.strerror}") from None
+        write_json(out, document)
     if len(found) > SHOWN:
         print(f"{len(found) - SHOWN} more; --json lists all", file=sys.stderr)
     return 0 if found else 1
@@ -189,7 +190,8 @@ def shape_named(text: str, element: int) -> Shape:
         raise BadInput(
             f"model: {text!r} is no directory; known: {builtin.NAME}, {', '.join(MODELS)}"
         )
-    return shape_of(Checkpoint.open(path).config, text, element)
+    ckpt = BareModel.open(path) if is_bare(path) else Checkpoint.open(path)
+    return shape_of(ckpt.config, text, element)
 
 
 def efficiency_of(text: str) -> Efficiency:
@@ -254,8 +256,15 @@ def sweep_lines(model: str, requests: list[tuple[int, int]], partition: str) -> 
     ]
     for a in (1, 2, 4):
         cells = [found[a, b] for b in memory]
-        told = [f"{c.tokens_per_s:10.0f} ({c.batch:4.0f})" if c and c.steps else "-" for c in cells]
+        told = [
+            "-" if c is None else
+            f"{c.tokens_per_s:10.0f} ({c.batch:4.0f})" if c.steps else "short" for c in cells
+        ]  # fmt: skip
         out.append(f"{a:7d}  " + "".join(f"{cell:>18}" for cell in told))
+    if None in found.values():
+        out.append("-: the weights do not fit into so many compute devices")
+    if any(c is not None and not c.steps for c in found.values()):
+        out.append("short: the trace ends before the pool is full, or nothing of it fits")
     return out
 
 

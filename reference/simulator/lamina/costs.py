@@ -41,7 +41,8 @@ def attention_s(
 ) -> float:  # fmt: skip
     """All attentions of one step; `tokens`: cached tokens of the whole batch."""
     read = tokens * s.kv_token / (count * d.bandwidth * eff.cache)
-    flops = 4 * tokens * (s.q / s.element) * s.layers / (count * d.flops * eff.flops)
+    # A query times a key and a weight times a value, two operations each: 4 d where both are d.
+    flops = 2 * tokens * ((s.q + s.a) / s.element) * s.layers / (count * d.flops * eff.flops)
     return max(read, flops)
 
 

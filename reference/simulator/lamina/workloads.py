@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.vocab.config import DenseSpec, ModelConfig, MoeSpec
+from reference.files.layout import layer_roles
+from reference.vocab.config import AttentionSpec, ModelConfig, MoeSpec
 from reference.vocab.errors import BadInput, Unsupported
 
 PAPER = "Lamina, arXiv 2405.01814v2: tables of models and of traces"
@@ -53,7 +54,8 @@ class Shape:
 
     @property
     def group(self) -> float:
-        """Query bytes over key bytes: the G of the paper."""
+        """Twice the query bytes over the cached ones: the G of the paper where keys and values
+        are as wide as queries."""
         return 2 * self.q / self.kv
 
     @property
@@ -96,36 +98,41 @@ MODELS = {
 def shape_of(config: ModelConfig, name: str, element: int = 2) -> Shape:
     """The shape of one of our own models, its weights and KV in elements of so many bytes.
 
-    Raises Unsupported for latent attention and for layers of different attention.
+    Latent attention (MLA) in its absorbed form, as it is sent and cached (LAMINA-5): one KV head of
+    kv_rank + rope_dim, queries as wide, attended values kv_rank wide. A window is not taken into
+    account: KV counts whole contexts. Raises Unsupported for layers of different attention.
     """
-    attention = {s.attention for s in config.layers}
     a = config.layers[0].attention
-    if a.kind != "gqa":
-        raise Unsupported(name, f"attention {a.kind}", "gqa")
-    if len({(s.heads, s.kv_heads, s.head_dim, s.v_head_dim) for s in attention}) > 1:
+    if len({_widths(s.attention) for s in config.layers}) > 1:
         raise Unsupported(name, "layers of different attention", "one shape for all layers")
     h, e = config.hidden, element
-    q, k, v = a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.v_head_dim
-    out = a.heads * a.v_head_dim
+    q, kv, out = _widths(a)
     weights = config.vocab * h * (1 if config.tied else 2)
     expert = 0
     for s in config.layers:
-        weights += h * (q + k + v + out)
+        weights += sum(rows[0] * rows[1] for _, rows in layer_roles(config, s) if len(rows) == 2)
         f = s.feed_forward
-        if isinstance(f, DenseSpec):
-            weights += 3 * h * f.intermediate
-        elif isinstance(f, MoeSpec):
+        if isinstance(f, MoeSpec):
             expert = 3 * h * f.intermediate
-            weights += f.experts * (expert + h)
-            if f.shared is not None:
-                weights += 3 * h * f.shared.intermediate
+            weights += f.experts * expert
+    made = {"k", "v", "kv_a"}  # what a layer's keys and values are made with
+    kv_proj = sum(
+        rows[0] * rows[1] for role, rows in layer_roles(config, config.layers[0]) if role in made
+    )
     moe = len(config.moe_layers)
     return Shape(
-        name, e * weights, len(config.layers), h, e * q, e * (k + v), e * out, e * h * (k + v),
-        _divisors(a.kv_heads), e, config.experts, config.top_k,
+        name, e * weights, len(config.layers), h, e * q, e * kv, e * out, e * kv_proj,
+        _divisors(a.cache_heads), e, config.experts, config.top_k,
         # Layers without experts are rare; their share is spread over all, so that L counts them.
         e * expert * moe / len(config.layers), f"config.json of {name}",
     )  # fmt: skip
+
+
+def _widths(a: AttentionSpec) -> tuple[int, int, int]:
+    """Elements of a token at one layer: queries, what is cached, what is attended."""
+    value = a.cache_value_dim or a.kv_rank
+    cached = a.cache_heads * (a.cache_key_dim + a.cache_value_dim)
+    return a.heads * a.cache_key_dim, cached, a.heads * value
 
 
 @dataclass(frozen=True)
