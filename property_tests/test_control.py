@@ -523,6 +523,18 @@ def test_the_fetch_orders(order: str, served: int) -> None:
     assert load.key.expert == first_expert
 
 
+@pytest.mark.rule("FETCH-4")
+@pytest.mark.parametrize("readiness", ["visit", "expert"])
+def test_with_a_slot_for_every_expert_nothing_is_read_twice(readiness: str) -> None:
+    """A full share of slots sends a prompt to its own slots only when no slot is free."""
+    o = BASE.with_(
+        layers=(0, 1, 2), experts=8, slots=24, chunk=4, bulk_slots=1, readiness=readiness
+    )
+    shapes = [(1, 8), (11, 3), (9, 4), (1, 8)]
+    totals = simulate(o, shapes, arrivals=[0.0, 0.0, 0.004, 0.004]).run()
+    assert 12 < totals.loads <= 24
+
+
 @pytest.mark.rule("FETCH-5", "SIM-4")
 def test_the_channel_never_idles_while_something_fits() -> None:
     o = BASE.with_(layers=(0, 1, 2), experts=16, slots=24, max_running=16)
