@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from reference.control.cache import LOADING
+from reference.control.prefetch import prefetch
 from reference.control.requests import RUNNING, WAITING, Request
 from reference.vocab.actions import Action, Load
 from reference.vocab.ids import ExpertKey
@@ -79,6 +80,9 @@ def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -
         channels -= 1
     if s.claims and not blocked:
         _claim_resident(s)
+    # PREFETCH-2: what is named goes first.
+    if s.options.prefetch and not (s.pending or any(missing(s, r) for r in _waiting(s))):
+        prefetch(s, actions, channels)
 
 
 def _warm(s: Scheduler, actions: list[Action], channels: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reference.control.prefetch import predicted
 from reference.control.requests import AWAITING, RUNNING, WAITING, Request
 from reference.vocab import events as ev
 from reference.vocab.actions import Action, Admit, Finish, Reason, Reject
@@ -43,6 +44,7 @@ def finish(s: Scheduler, r: Request, reason: Reason, error: str = "") -> None:
     if r.number in s.routed_order:
         s.routed_order.remove(r.number)
     s.kv_free += r.blocks
+    s.guesses.drop(r.number)
     del s.running[r.number]
     s.terminal.append(Finish(r.number, reason, error))
     if s.fails:
@@ -113,10 +115,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
     r.need = tuple(sorted({base + x for token in e.experts for x in token}))
     s.cache.want(r.need, 1, not s.claims or r.bulk)
     s.routed_order.append(number)
-
-
-def predicted(s: Scheduler, e: ev.Predicted) -> None:
-    """No policy of this version acts on predictions."""
+    s.guesses.passed(number, (chunk, stage))
 
 
 def loaded(s: Scheduler, e: ev.Loaded) -> None:
@@ -130,6 +129,7 @@ def load_failed(s: Scheduler, e: ev.LoadFailed) -> None:
     code = s.cache.failed(e.ticket, e.drained) if current(s, e.ticket) else -1
     if code < 0:
         return
+    s.guesses.lost(code)
     fails = s.fails.get(code, 0) + 1
     if fails <= s.options.retries:
         s.fails[code] = fails

@@ -12,6 +12,7 @@ from reference.control.cache import ExpertCache
 from reference.control.fetch import Chooser, fetch, first
 from reference.control.grouping import advance_front, group
 from reference.control.lifecycle import HANDLERS, admit
+from reference.control.prefetch import Guesses
 from reference.control.requests import Request
 from reference.vocab.actions import Action
 from reference.vocab.errors import BadInput, BudgetTooSmall
@@ -25,7 +26,7 @@ class Scheduler:
 
     __slots__ = (
         "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "floor", "front",
-        "kv_free", "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step",
+        "guesses", "kv_free", "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step",
         "options", "pending", "queue", "routed_order", "running", "steps", "steps_since_bulk",
         "terminal", "warming",
     )  # fmt: skip
@@ -46,6 +47,7 @@ class Scheduler:
         self.routed_order: list[int] = []
         self.pending: list[int] = []
         self.fails: dict[int, int] = {}
+        self.guesses = Guesses()
         self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.terminal: list[Action] = []
         self.clock = [0, 0]
@@ -105,6 +107,7 @@ class Scheduler:
         new.routed_order = self.routed_order[:]
         new.pending = self.pending[:]
         new.fails = self.fails.copy()
+        new.guesses = self.guesses.copy()
         new.steps = self.steps.copy()
         new.terminal = self.terminal[:]
         new.clock = self.clock[:]
@@ -142,6 +145,7 @@ class Scheduler:
             self.steps_since_bulk,
             self.draining,
             tuple(self.warming),
+            self.guesses.key(running),
         )
 
     # -- shared with fetch.py and grouping.py ------------------------------------------------
@@ -192,6 +196,11 @@ def _check(o: ControlOptions) -> None:
     for name in ("chunk", "bulk_every", "max_running", "max_rows", "kv_block"):
         if getattr(o, name) < 1:
             raise BadInput(f"{name}: {getattr(o, name)}; at least 1 expected")
+    if o.prefetch and o.grouping == "lockstep-blocking":
+        raise BadInput(
+            f"prefetch: {o.prefetch}; lockstep-blocking reads nothing ahead: 0, or lockstep or "
+            "interleaved, expected"
+        )
     if o.layers and not 1 <= o.top_k <= o.experts:
         raise BadInput(f"top_k: {o.top_k}; 1 to {o.experts} expected")
     if o.layers and o.slots < o.top_k:
