@@ -49,14 +49,14 @@ EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
     _m(
         "channel-never-idle-again",
         LOOP,
-        "self._outstanding -= 1\n        if fault is not None:",
+        "self.outstanding -= 1\n        if fault is not None:",
         "if fault is not None:",
         "S1",
     ),
     _m(
         "lane-never-idle-again",
         LOOP,
-        "had one been given away, it would show.\n        self._computing = False",
+        "had one been given away, it would show.\n        self.computing = False",
         "",
         "S1",
     ),

@@ -129,7 +129,7 @@ def loop(module: ModuleType) -> list[dict[str, Any]]:
         Records.action(log, action, **extra)
         if isinstance(action, Compute):
             # The kernel reads its slots for as long as the step costs, whatever the loop says.
-            record, end = log.records[-1], virtual.now + costs.step(action, executor.rows(action))
+            record, end = log.records[-1], virtual.now + costs.step(action, executor.work(action))
             virtual.at(end, lambda: log.read(action, record) or ())
 
     log.action = action  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ import numpy as np
 from reference.handle import RequestHandle
 from reference.numerics.model import Hidden, Model, State
 from reference.sampling import choose
+from reference.simulator.costs import Work
 from reference.vocab.actions import Compute, Finish, Load, Reject
 from reference.vocab.errors import CoveyError
 from reference.vocab.events import Computed, Event, Failed, Routed, Sampled
@@ -72,10 +73,15 @@ class NumpyExecutor:
         except CoveyError as error:
             raise OSError(str(error)) from error
 
-    def rows(self, action: Compute) -> int:
-        """Token rows that go on with the step: those of its last parts."""
+    def work(self, action: Compute) -> Work:
+        """What the step computes: rows of its last parts, products of all."""
         spans = [self._span(p.visit) for p in action.parts if p.last]
-        return sum(end - start for start, end in spans)
+        pairs = 0
+        for part in action.parts:
+            hidden = self.texts[part.visit.request].hidden
+            if part.experts and hidden is not None:
+                pairs += int(np.isin(hidden.topk, part.experts).sum())
+        return Work(spans, pairs)
 
     def run(self, action: Compute) -> list[Event]:
         """One step: each part's experts, and for each last part the way to the next router."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from reference.control import Scheduler
-from reference.simulator.costs import CostModel
+from reference.simulator.costs import CostModel, Costs, Work
 from reference.vocab.actions import Action, Compute, Finish, Load, Reject
 from reference.vocab.events import Event, Loaded, LoadFailed
 
@@ -28,8 +28,8 @@ class Executor(Protocol):
         """The transfer has ended: the slot holds the expert. Raises OSError when it cannot."""
         ...
 
-    def rows(self, action: Compute) -> int:
-        """Token rows that go on with the step: those of its last parts."""
+    def work(self, action: Compute) -> Work:
+        """What the step computes: rows of its last parts, products of all."""
         ...
 
     def run(self, action: Compute) -> list[Event]:
@@ -58,6 +58,22 @@ class Log(Protocol):
     def action(self, action: Action, **extra: Any) -> None: ...
 
 
+class Observer(Protocol):
+    """What measures a run: see reference.simulator.meter."""
+
+    def passed(self, loop: VirtualLoop, until: float) -> None:
+        """Nothing changes between `loop.now` and `until`."""
+        ...
+
+    def event(self, loop: VirtualLoop, event: Event) -> None:
+        """About to be told to the scheduler."""
+        ...
+
+    def action(self, loop: VirtualLoop, action: Action) -> None:
+        """About to be obeyed."""
+        ...
+
+
 @dataclass
 class Totals:
     """Where the virtual time went, in seconds; loads and their bytes."""
@@ -76,30 +92,36 @@ class Totals:
 
 
 class VirtualLoop:
-    """A scheduler, an executor, a clock that jumps. `faults` maps tickets to what goes wrong."""
+    """A scheduler, an executor, a clock that jumps. `faults` maps tickets to what goes wrong.
+
+    channel_free: when the channel has moved all that it was given; outstanding: transfers whose end
+    was not told; computing: a step runs.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
         expert_bytes: int,
-        costs: CostModel | None = None,
+        costs: Costs | None = None,
         log: Log | None = None,
         faults: Mapping[int, Fault] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.expert_bytes = expert_bytes
-        self.costs = costs or CostModel()
+        self.costs: Costs = costs or CostModel()
         self.log = log
+        self.observer = observer
         self.faults = faults or {}
         self.now = 0.0
         self.totals = Totals()
         self._due: list[tuple[float, int, Callable[[], Iterable[Event]]]] = []
         self._count = 0
-        self._channel_free = 0.0
-        self._outstanding = 0
-        self._computing = False
+        self.channel_free = 0.0
+        self.outstanding = 0
+        self.computing = False
 
     def at(self, time: float, what: Callable[[], Iterable[Event]]) -> None:
         """Let `what` happen at a virtual time; it returns the events it amounts to."""
@@ -110,21 +132,29 @@ class VirtualLoop:
         """Go to the next moment at which something happens. False when nothing is left."""
         if not self._due:
             return False
-        self.now = self._due[0][0]
-        self.totals.seconds = self.now
-        while self._due and self._due[0][0] == self.now:
-            for event in heapq.heappop(self._due)[2]():
+        due, observer = self._due, self.observer
+        if observer is not None:
+            observer.passed(self, due[0][0])
+        now = self.now = due[0][0]
+        self.totals.seconds = now
+        handle = self.scheduler.handle
+        while due and due[0][0] == now:
+            for event in heapq.heappop(due)[2]():
                 if self.log:
                     self.log.event(event)
-                self.scheduler.handle(event)
-        channels = max(0, self.costs.depth - self._outstanding)
-        compute = 0 if self._computing else 1
+                if observer is not None:
+                    observer.event(self, event)
+                handle(event)
+        channels = max(0, self.costs.depth - self.outstanding)
+        compute = 0 if self.computing else 1
         if self.log:
             self.log.ask(channels, compute)
         for action in self.scheduler.next_actions(channels, compute):
             if self.log:
                 extra = {"bytes": self.expert_bytes} if isinstance(action, Load) else {}
                 self.log.action(action, **extra)
+            if observer is not None:
+                observer.action(self, action)
             self._obey(action)
         return True
 
@@ -138,30 +168,32 @@ class VirtualLoop:
         if isinstance(action, Load):
             self._load(action)
         elif isinstance(action, Compute):
-            seconds = self.costs.step(action, self.executor.rows(action))
+            seconds = self.costs.step(action, self.executor.work(action))
             self.totals.compute_s += seconds
             self.totals.steps += 1
-            self._computing = True
+            self.computing = True
             self.at(self.now + seconds, lambda: self._computed(action))
         elif isinstance(action, Finish | Reject):
             self.executor.ended(action)
 
     def _load(self, action: Load) -> None:
         seconds = self.costs.transfer(self.expert_bytes)
-        self._channel_free = max(self.now, self._channel_free) + seconds
-        self._outstanding += 1
+        start = max(self.now, self.channel_free)
+        self.channel_free = start + seconds
+        self.outstanding += 1
         self.totals.channel_s += seconds
         self.totals.loads += 1
         self.totals.bytes += self.expert_bytes
         self.executor.clear(action.slot)
-        self.at(self._channel_free + self.costs.latency_s, lambda: self._loaded(action))
+        told = start + self.costs.delay(self.expert_bytes)
+        self.at(told, lambda: self._loaded(action))
 
     def _loaded(self, action: Load) -> list[Event]:
         fault = self.faults.get(action.ticket)
         if fault is not None and fault.late_s is not None:
             self.at(self.now + fault.late_s, lambda: self._drained(action, fault.error))
             return [LoadFailed(action.ticket, fault.error, drained=False)]
-        self._outstanding -= 1
+        self.outstanding -= 1
         if fault is not None:
             return [LoadFailed(action.ticket, fault.error)]
         try:
@@ -171,10 +203,10 @@ class VirtualLoop:
         return [Loaded(action.ticket)]
 
     def _drained(self, action: Load, error: str) -> list[Event]:
-        self._outstanding -= 1
+        self.outstanding -= 1
         return [LoadFailed(action.ticket, error)]
 
     def _computed(self, action: Compute) -> list[Event]:
         # SIM-3: the step reads its slots only now; had one been given away, it would show.
-        self._computing = False
+        self.computing = False
         return self.executor.run(action)

@@ -5,13 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
+
+from reference.simulator.costs import Work
 from reference.vocab.actions import Compute, Finish, Load, Reject
 from reference.vocab.events import Computed, Event, Routed, Sampled
-from reference.vocab.ids import ExpertKey, Visit
+from reference.vocab.ids import ENTRY, ExpertKey, Part, Visit
 
 Routes = Callable[[int, int, int], tuple[int, ...]]
 """(request, position, layer) -> the token's experts in rank order."""
+Shape = Callable[[int], tuple[int, int]]
+"""request -> (prompt_len, max_new_tokens)."""
+
+
+class RouteSource(Protocol):
+    """Whole requests at a time: a synthetic router, or recorded traces."""
+
+    def request(self, request: int, tokens: int) -> np.ndarray:
+        """uint16 [tokens, layers, K], experts in rank order."""
+        ...
 
 
 def random_routes(experts: int, top_k: int, seed: int, skew: float = 0.0) -> Routes:
@@ -34,6 +48,33 @@ def random_routes(experts: int, top_k: int, seed: int, skew: float = 0.0) -> Rou
     return routes
 
 
+class RoutesOf:
+    """A RouteSource as `Routes`: each request's are made when it is first asked about, for as many
+    tokens as it has, and dropped by `forget`. `keep` holds them for a next run over the same."""
+
+    def __init__(
+        self, source: RouteSource, layers: tuple[int, ...], shape: Shape, keep: bool = False
+    ) -> None:
+        self.source = source
+        self.shape = shape
+        self.keep = keep
+        self.place = {layer: i for i, layer in enumerate(layers)}
+        self.made: dict[int, list[list[tuple[int, ...]]]] = {}
+
+    def __call__(self, request: int, position: int, layer: int) -> tuple[int, ...]:
+        rows = self.made.get(request)
+        if rows is None:
+            topk = self.source.request(request, sum(self.shape(request)))
+            rows = [[tuple(x) for x in token] for token in topk.tolist()]
+            self.made[request] = rows
+        return rows[position][self.place[layer]]
+
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+        if not self.keep:
+            self.made.pop(request, None)
+
+
 @dataclass
 class Progress:
     """What a request has done, in virtual seconds."""
@@ -45,7 +86,8 @@ class Progress:
 
 
 class RoutedExecutor:
-    """`shape(request)` gives (prompt_len, max_new_tokens); `layers` those with experts."""
+    """`shape(request)` gives (prompt_len, max_new_tokens); `layers` those with experts. `on_end` is
+    told of every request that has ended."""
 
     def __init__(
         self,
@@ -53,8 +95,9 @@ class RoutedExecutor:
         layers: tuple[int, ...],
         chunk: int,
         slots: int,
-        shape: Callable[[int], tuple[int, int]],
+        shape: Shape,
         now: Callable[[], float],
+        on_end: Callable[[int], None] | None = None,
     ) -> None:
         self.routes = routes
         self.layers = layers
@@ -62,8 +105,12 @@ class RoutedExecutor:
         self.slots: list[ExpertKey | None] = [None] * slots
         self.shape = shape
         self.now = now
+        self.on_end = on_end
         self.progress: dict[int, Progress] = {}
+        self.generated = 0
         self.visits: dict[int, int] = {}
+        self.named: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._next_layer = dict(zip((ENTRY, *layers), (*layers, None), strict=True))
 
     def clear(self, slot: int) -> None:
         """The slot's content is gone."""
@@ -80,15 +127,23 @@ class RoutedExecutor:
             return visit.chunk * self.chunk, min((visit.chunk + 1) * self.chunk, prompt)
         return prompt + visit.chunk - chunks, prompt + visit.chunk - chunks + 1
 
-    def rows(self, action: Compute) -> int:
-        """Token rows that go on with the step: those of its last parts."""
+    def work(self, action: Compute) -> Work:
+        """What the step computes: rows of its last parts, products of all."""
         spans = [self._span(p.visit) for p in action.parts if p.last]
-        return sum(end - start for start, end in spans)
+        return Work(spans, sum([self._pairs(p) for p in action.parts]))
+
+    def _pairs(self, part: Part) -> int:
+        named = self.named.get(part.visit.request, ())
+        if len(named) <= 1:
+            return len(part.experts)
+        experts = set(part.experts)
+        return sum(1 for token in named for e in token if e in experts)
 
     def run(self, action: Compute) -> list[Event]:
         """Every expert must lie where the action says; then the next routers speak."""
+        layer, slots = action.layer, self.slots
         for expert, slot in action.slots:
-            assert self.slots[slot] == (action.layer, expert), (action, slot, self.slots[slot])
+            assert slots[slot] == (layer, expert), (action, slot, slots[slot])
         out: list[Event] = [Computed(action.step)]
         for part in action.parts:
             if part.last:
@@ -96,21 +151,31 @@ class RoutedExecutor:
         return out
 
     def _next(self, visit: Visit) -> list[Event]:
-        self.visits[visit.request] = self.visits.get(visit.request, 0) + 1
+        request = visit.request
+        self.visits[request] = self.visits.get(request, 0) + 1
         start, end = self._span(visit)
-        later = [layer for layer in self.layers if layer > visit.layer]
-        if later:
-            experts = tuple(self.routes(visit.request, p, later[0]) for p in range(start, end))
-            return [Routed(visit._replace(layer=later[0]), experts)]
-        prompt, new = self.shape(visit.request)
+        layer = self._next_layer[visit.layer]
+        if layer is not None:
+            routes = self.routes
+            experts = tuple([routes(request, p, layer) for p in range(start, end)])
+            self.named[request] = experts
+            return [Routed(Visit(request, visit.chunk, layer), experts)]
+        self.named.pop(request, None)
+        prompt, new = self.shape(request)
         if end < prompt:
             return []
         if new == 0:
-            return [Sampled(visit.request, None, True)]
-        self.progress.setdefault(visit.request, Progress(0.0)).token_s.append(self.now())
-        return [Sampled(visit.request, 0, False)]
+            return [Sampled(request, None, True)]
+        self.generated += 1
+        self.progress.setdefault(request, Progress(0.0)).token_s.append(self.now())
+        return [Sampled(request, 0, False)]
 
     def ended(self, action: Finish | Reject) -> None:
         """Note when and why."""
         p = self.progress.setdefault(action.request, Progress(0.0))
         p.ended, p.reason = self.now(), action.reason
+        self.named.pop(action.request, None)
+        if isinstance(self.routes, RoutesOf):
+            self.routes.forget(action.request)
+        if self.on_end is not None:
+            self.on_end(action.request)

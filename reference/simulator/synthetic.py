@@ -1,0 +1,157 @@
+"""A synthetic router whose statistics are those of measured ones (SIM-9).
+
+The score of expert e for token t of request r at layer l is a sum of independent unit normals,
+
+    sqrt(c_g) G[l,e] + sqrt(c_r) R[r,l,e] + sqrt(c_f) A[r,t,l,e] + sqrt(c_n) noise,
+
+global, per request, slowly changing (first-order autoregressive over t with coefficient rho) and
+fresh; the shares c add up to 1, and the token's experts are the K greatest scores. Two requests
+then correlate by c_g, a request with itself far away by c_g + c_r, and d tokens apart by
+c_g + c_r + c_f rho^d. Layers are independent of each other, which real ones are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+_NORMAL = NormalDist()
+BLOCK = 32
+"""Tokens whose scores are made at a time."""
+
+
+@dataclass(frozen=True)
+class RouterShares:
+    """Shares of one layer; what c_g, c_r and c_f leave is noise."""
+
+    c_g: float
+    c_r: float
+    c_f: float
+    rho: float
+
+    @property
+    def c_n(self) -> float:
+        """The share of fresh noise."""
+        return max(0.0, 1.0 - self.c_g - self.c_r - self.c_f)
+
+
+def overlap(c: float, experts: int, top_k: int) -> float:
+    """The expected share of a token's experts that another token with score correlation c chooses
+    too: P(z2 > tau | z1 > tau) for bivariate normal z1, z2 and tau = the (1 - K/E) quantile."""
+    share = top_k / experts
+    tau = _NORMAL.inv_cdf(1.0 - share)
+    if c >= 1.0:
+        return 1.0
+    width = (8.0 - tau) / 400
+    spread = math.sqrt(1.0 - c * c)
+    total = 0.0
+    for i in range(400):
+        z = tau + (i + 0.5) * width
+        total += _NORMAL.pdf(z) * (1.0 - _NORMAL.cdf((tau - c * z) / spread)) * width
+    return total / share
+
+
+@cache
+def correlation(wanted: float, experts: int, top_k: int) -> float:
+    """The inverse of `overlap`, by bisection; 0 for what is below chance, K/E."""
+    low, high = 0.0, 1.0 - 1e-9
+    for _ in range(40):
+        middle = (low + high) / 2
+        if overlap(middle, experts, top_k) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+class SyntheticRouter:
+    """Routes of any number of requests; each depends on (seed, request) alone, and a longer one
+    begins as a shorter one does.
+
+    shares: one entry a layer with experts; experts E, top_k K.
+    """
+
+    def __init__(
+        self, shares: Sequence[RouterShares], experts: int, top_k: int, seed: int = 0
+    ) -> None:
+        self.shares = tuple(shares)
+        self.experts = experts
+        self.top_k = top_k
+        self.seed = seed
+        rng = np.random.Generator(np.random.PCG64([seed, 0]))
+        self.common = rng.standard_normal((len(self.shares), experts), np.float32)
+        self._root = {
+            name: np.sqrt(np.array([getattr(s, name) for s in self.shares], np.float32))[:, None]
+            for name in ("c_g", "c_r", "c_f", "c_n")
+        }
+        self._rho = np.array([s.rho for s in self.shares], np.float32)[:, None]
+
+    def request(self, request: int, tokens: int) -> np.ndarray:
+        """uint16 [tokens, layers, K], experts in rank order."""
+        rng = np.random.Generator(np.random.PCG64([self.seed, 1, request]))
+        shape = self.common.shape
+        own = rng.standard_normal(shape, np.float32)
+        slow = rng.standard_normal(shape, np.float32)
+        keep, fresh = self._rho, np.sqrt(1.0 - self._rho**2)
+        fixed = self._root["c_g"] * self.common + self._root["c_r"] * own
+        out = np.empty((tokens, shape[0], self.top_k), np.uint16)
+        for first in range(0, tokens, BLOCK):
+            last = min(first + BLOCK, tokens)
+            noise = rng.standard_normal((last - first, 2, *shape), np.float32)
+            score = fixed + self._root["c_n"] * noise[:, 1]
+            for i in range(last - first):
+                slow = keep * slow + fresh * noise[i, 0]
+                score[i] += self._root["c_f"] * slow
+            out[first:last] = top(score, self.top_k)
+        return out
+
+
+def top(score: np.ndarray, k: int) -> np.ndarray:
+    """The k greatest along the last axis, the greatest first; equal ones by index."""
+    chosen = np.argpartition(-score, k - 1, axis=-1)[..., :k]
+    chosen.sort(axis=-1)
+    order = np.argsort(-np.take_along_axis(score, chosen, -1), axis=-1, kind="stable")
+    return np.take_along_axis(chosen, order, -1)
+
+
+QWEN3_LAG1 = tuple(
+    float(x)
+    for x in """
+    .07 .23 .23 .31 .32 .38 .41 .55 .38 .47 .37 .37 .42 .32 .35 .43 .34 .31 .54 .58 .44 .44 .40 .34
+    .40 .28 .36 .40 .35 .35 .67 .64 .51 .47 .41 .36 .41 .26 .35 .39 .31 .27 .27 .44 .38 .47 .32 .16
+    """.split()
+)
+"""Share of experts that the next token keeps, layers 0 to 47 of Qwen3-30B-A3B, six experts a token:
+worked out from the route traces that github.com/Helldez/BigMoeOnEdge publishes (Apache-2.0)."""
+
+
+def by_lag1(kept: Sequence[float], experts: int, top_k: int) -> tuple[RouterShares, ...]:
+    """Shares of layers that keep so much from one token to the next, divided as in Qwen3 between
+    what requests share (0.36), what a request keeps (0.40) and what it soon forgets (0.24)."""
+    rho = 0.45
+    out = []
+    for share in kept:
+        c = 1.04 * correlation(share, experts, top_k)
+        slow = min(0.24 * c / rho, max(0.0, 1.0 - 0.76 * c))  # no share is left for noise
+        out.append(RouterShares(0.36 * c, 0.40 * c, slow, rho))
+    return tuple(out)
+
+
+def qwen3_shares() -> tuple[RouterShares, ...]:
+    """48 layers, 128 experts, 8 a token."""
+    return by_lag1(QWEN3_LAG1, 128, 8)
+
+
+def deepseek_v2_lite_shares(layers: int = 26) -> tuple[RouterShares, ...]:
+    """64 experts, 6 a token: near uniform over requests."""
+    return (RouterShares(0.014, 0.135, 0.48, 0.52),) * layers
+
+
+def uniform_shares(layers: int) -> tuple[RouterShares, ...]:
+    """No favourites and no memory: the worst case for a cache."""
+    return (RouterShares(0.0, 0.0, 0.0, 0.0),) * layers
