@@ -4,7 +4,8 @@ A transition is one group of events followed by one ask (in a `batch` scope: eit
 action is judged by `oracle.judge`; then the graph of all states is searched for ends that are not
 the end (L1), for cycles (L2: progress never falls, so a cycle is one without progress) and for
 states from which the end cannot be reached (L1). States are kept as 128-bit digests with their
-parent and the number of the transition, so the shortest way to a fault can be told again as a log.
+parent and the number of the transition, so the shortest way to a fault can be told again as a log;
+that and the edges are arrays of plain integers, about eighty bytes a state (oracle/seen.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from oracle.any_policy import AnyPolicy
 from oracle.checkers import check_log
 from oracle.judge import Fault
 from oracle.scopes import Scope
+from oracle.seen import Level, Seen
 from oracle.transitions import Make, Node, orbit, replay, replay_node, start, steps
 from reference.control.scheduler import Scheduler
 
@@ -86,19 +88,22 @@ class Explorer:
         work: bool = True,
         symmetric: bool = True,
         lively: bool = True,
+        most: int = 100_000,
     ) -> None:
         """`limit`: give up after so many states (0: never). `work`: judge L3 too, and
         control's own book of its slots (S3). Not
         `symmetric`: states that differ only in the numbers of slots are explored one by one.
-        Not `lively`: L1, L2 and L3 are not asked for (a policy that may hold everything back)."""
+        Not `lively`: L1, L2 and L3 are not asked for (a policy that may hold everything back).
+        `most`: nodes of a level that stay in memory, some eight kilobytes each."""
+        self.most = most
         self.scope, self.make, self.limit, self.work = scope, make, limit, work
         self.symmetric, self.lively = symmetric, lively
-        self.index: dict[bytes, int] = {}
-        self.parent = array("L")
-        self.via = array("L")
-        self.sources, self.targets = array("L"), array("L")
+        self.index = Seen()
+        self.parent = array("I")
+        self.via = array("H")
+        self.sources, self.targets = array("I"), array("I")
         self.must = array("B")
-        self.ends: list[int] = []
+        self.ends = array("I")
         self.report = Report(scope.name)
 
     def run(self) -> Report:
@@ -123,29 +128,28 @@ class Explorer:
     def _search(self) -> None:
         scope, index = self.scope, self.index
         root = start(scope, self.make)
-        index[root.digest(not self.symmetric)] = 0
+        index.add(root.digest(not self.symmetric))
         self.parent.append(0)
         self.via.append(0)
-        level: list[tuple[int, Node]] = [(0, root)]
+        level = Level(scope, self.most)
+        level.append((0, root))
         self.report.raw_states = orbit(root.w)
         while level:
-            following: list[tuple[int, Node]] = []
-            for number, node in level:
+            following = Level(scope, self.most)
+            for number, node in level.taken():
                 if not self._expand(number, node, following):
                     return
             level = following
-            self.report.depth += bool(level)
+            self.report.depth += len(level) > 0
             if self.limit and len(index) > self.limit:
                 self.report.truncated = True
                 return
 
-    def _expand(self, number: int, node: Node, following: list[tuple[int, Node]]) -> bool:
+    def _expand(self, number: int, node: Node, following: Level) -> bool:
         """Take every transition out of a node; False stops the search."""
         index, way_on = self.index, False
         for via, step in enumerate(steps(self.scope, node, self.symmetric)):
-            if step.fault is not None and (
-                (self.work and self.lively) or step.fault[0] != "L3"
-            ):
+            if step.fault is not None and ((self.work and self.lively) or step.fault[0] != "L3"):
                 self._found(step.fault, number, via)
                 return False
             new = step.node
@@ -156,9 +160,9 @@ class Explorer:
                 text = f"control cannot tell its state: {type(error).__name__}: {error}"
                 self._found(("L1", text), number, via)
                 return False
-            target = index.get(digest)
-            if target is None:
-                target = index[digest] = len(index)
+            target = index.find(digest)
+            if target < 0:
+                target = index.add(digest)
                 self.parent.append(number)
                 self.via.append(via)
                 self.report.raw_states += orbit(new.w)
@@ -232,7 +236,7 @@ class Explorer:
         path, node = [], replay_node(self.scope, self.path(cycle[0]), self.make)
         for target in cycle[1:] + cycle[:1]:
             for via, step in enumerate(steps(self.scope, node)):
-                if step.fault is None and self.index.get(step.node.digest()) == target:
+                if step.fault is None and self.index.find(step.node.digest()) == target:
                     path.append(via)
                     node = step.node
                     break

@@ -5,39 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-
-def _outgoing(n: int, sources: Sequence[int]) -> list[int]:
-    """Where each state's edges begin; edges are stored in the order of their sources."""
-    first = [0] * (n + 1)
-    for source in sources:
-        first[source + 1] += 1
-    for i in range(n):
-        first[i + 1] += first[i]
-    return first
+import numpy as np
 
 
 def cycle(n: int, sources: Sequence[int], targets: Sequence[int]) -> list[int]:
     """The states of one cycle, in order, or nothing when the graph has none.
 
     States without incoming edges are taken away until none is left (Kahn); what remains lies on
-    cycles or behind them.
+    cycles or behind them. Edges are in the order of their sources.
     """
-    incoming = [0] * n
-    for target in targets:
-        incoming[target] += 1
-    first = _outgoing(n, sources)
-    ready = [i for i in range(n) if not incoming[i]]
+    to = np.asarray(targets, np.uint32)
+    first = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(np.asarray(sources, np.uint32), minlength=n), out=first[1:])
+    incoming = np.bincount(to, minlength=n).astype(np.int32)
+    ready = np.flatnonzero(incoming == 0)
     left = n
-    while ready:
-        state = ready.pop()
-        left -= 1
-        for target in targets[first[state] : first[state + 1]]:
-            incoming[target] -= 1
-            if not incoming[target]:
-                ready.append(target)
+    while ready.size:
+        left -= ready.size
+        hit, times = np.unique(to[_edges_of(ready, first)], return_counts=True)
+        incoming[hit] -= times.astype(np.int32)
+        ready = hit[incoming[hit] == 0].astype(np.int64)
     if not left:
         return []
-    return _one_cycle(n, first, targets, {i for i in range(n) if incoming[i]})
+    return _one_cycle(n, first.tolist(), targets, set(np.flatnonzero(incoming).tolist()))
+
+
+def _edges_of(states: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """The numbers of all edges out of some states; edges of state i are first[i] .. first[i+1]."""
+    counts = first[states + 1] - first[states]
+    begin = np.repeat(first[states] - np.cumsum(counts) + counts, counts)
+    return begin + np.arange(counts.sum())
 
 
 def _one_cycle(n: int, first: list[int], targets: Sequence[int], inside: set[int]) -> list[int]:
@@ -67,24 +64,20 @@ def cannot_reach(
     ends: Sequence[int],
 ) -> int | None:
     """The first state from which no path of allowed edges leads to an end, if there is one."""
-    order = sorted(range(len(targets)), key=targets.__getitem__)
-    into = [0] * (n + 1)
-    for target in targets:
-        into[target + 1] += 1
-    for i in range(n):
-        into[i + 1] += into[i]
-    good = bytearray(n)
-    work = list(ends)
-    for end in ends:
-        good[end] = 1
-    while work:
-        state = work.pop()
-        for edge in order[into[state] : into[state + 1]]:
-            source = sources[edge]
-            if allowed[edge] and not good[source]:
-                good[source] = 1
-                work.append(source)
-    return None if all(good) else good.index(0)
+    good = np.zeros(n, bool)
+    good[np.asarray(ends, np.uint32)] = True
+    free = np.asarray(allowed).astype(bool)
+    from_ = np.asarray(sources, np.uint32)[free]
+    to = np.asarray(targets, np.uint32)[free]
+    while True:
+        lead = good[to]
+        reached = from_[lead & ~good[from_]]
+        if not reached.size:
+            break
+        good[reached] = True
+        open_ = ~good[from_]
+        from_, to = from_[open_], to[open_]
+    return None if good.all() else int(good.argmin())
 
 
 def is_cycle(states: Sequence[int], edges: set[tuple[int, int]]) -> bool:

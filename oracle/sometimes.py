@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from oracle.explorer import Explorer
 from oracle.scope import Scope
+from oracle.seen import Level
 from oracle.transitions import Node
 from oracle.world import (
     CANCELLED,
@@ -76,7 +77,7 @@ class Watching(Explorer):
         super().__init__(scope)
         self.at: dict[str, int] = {}
 
-    def _expand(self, number: int, node: Node, following: list[tuple[int, Node]]) -> bool:
+    def _expand(self, number: int, node: Node, following: Level) -> bool:
         for name, is_so in SITUATIONS.items():
             if name not in self.at and is_so(node):
                 self.at[name] = number

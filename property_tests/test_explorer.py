@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,11 +16,13 @@ import pytest
 from oracle import graph, pins
 from oracle.__main__ import explore_one, main
 from oracle.checkers import check_log
-from oracle.explorer import Explorer, Report
+from oracle.explorer import Explorer, Report, explorer_of
 from oracle.scopes import SCOPES
+from oracle.seen import Level, Seen
 from oracle.sometimes import SITUATIONS, Watching
 from oracle.swarm import swarm
-from oracle.transitions import replay
+from oracle.transitions import replay, start
+from reference.control.scheduler import Scheduler
 
 CI = [name for name, scope in SCOPES.items() if scope.suite == "ci"]
 SMALL = ["thrash-k1", "lost-k1", "visit-k2-s2", "expert-k2-s2", "kv-k1", "failed-k2", "dense"]
@@ -116,6 +119,43 @@ def test_exploring_is_deterministic() -> None:
     two.run()
     assert one.index == two.index
     assert (one.sources, one.targets) == (two.sources, two.targets)
+
+
+@pytest.mark.parametrize("name", ["cancel-k2", "any-k1"])
+def test_levels_on_disk_change_nothing(name: str) -> None:
+    scope = SCOPES[name]
+    one, two = explorer_of(scope), explorer_of(scope)
+    two.most = 7
+    assert one.run().counts() == two.run().counts()
+    assert one.index == two.index
+    assert (one.parent, one.via, one.targets) == (two.parent, two.via, two.targets)
+
+
+def test_a_level_gives_back_what_it_took() -> None:
+    scope = SCOPES["lost-k1"]
+    nodes = [start(scope, Scheduler) for _ in range(1_300)]
+    level = Level(scope, 200)
+    for number, node in enumerate(nodes):
+        level.append((number, node))
+    assert len(level) == 1_300 and level.written == 1_000
+    for (number, node), (i, old) in zip(level.taken(), enumerate(nodes), strict=True):
+        assert number == i and node.digest() == old.digest()
+        assert (node is old) == (i < 200 or i >= 1_200)
+        assert node.w.scope is scope and node.s.options is scope.options
+    assert len(level) == 100 and level.file is not None and level.file.closed
+
+
+def test_digests_are_numbered_and_found_again() -> None:
+    seen = Seen()
+    digests = [hashlib.blake2b(bytes([i % 256, i // 256]), digest_size=16).digest()
+               for i in range(5_000)]  # fmt: skip
+    # Halves in common: neither alone tells two digests apart.
+    digests += [d[:8] + e[8:] for d, e in pairwise(digests[:1000])]
+    for number, digest in enumerate(digests):
+        assert seen.find(digest) == -1
+        assert seen.add(digest) == number == seen.find(digest)
+    assert [seen.find(d) for d in digests] == list(range(len(seen))) == list(range(5_999))
+    assert list(seen) == digests
 
 
 @pytest.mark.rule("LIVE-8")
