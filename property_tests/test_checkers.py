@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oracle.checkers import CHECKS, check_log
+from oracle.checkers import CHECKS, COMPARED, check_log, check_logs
 
 Record = dict[str, Any]
 Log = list[Record]
@@ -126,7 +126,10 @@ def find(log: Log, **fields: Any) -> int:
 
 
 def drop(**fields: Any) -> Callable[[Log], None]:
-    return lambda log: log.pop(find(log, **fields)) and None
+    def change(log: Log) -> None:
+        del log[find(log, **fields)]
+
+    return change
 
 
 def edit(where: dict[str, Any], **changes: Any) -> Callable[[Log], None]:
@@ -153,6 +156,41 @@ def both(*changes: Callable[[Log], None]) -> Callable[[Log], None]:
             one(log)
 
     return change
+
+
+def guess(ticket: int, layer: int, expert: int, slot: int) -> Record:
+    return load(ticket, layer, expert, slot) | {"guess": True}
+
+
+def believes_a_late_load(log: Log) -> None:
+    """Load 1 failed, comes late and is read; then the step fails, so that nobody gets a result."""
+    at = find(log, event="LoadFailed") + 1
+    log[at:-1] = [
+        ask(0),
+        ev("Loaded", ticket=1),
+        step(2, 0, [[[0, 0, 0], [1], False], [[1, 0, 0], [1], True]], [[1, 0]]),
+        ev("Failed", step=2, error="x", requests=[]),
+        ask(),
+        act("Finish", request=0, reason="error", error="x"),
+        act("Finish", request=1, reason="error", error="x"),
+    ]
+
+
+def one_entry(log: Log) -> None:
+    """A host tier of one entry, which the load that was given up still has."""
+    log[0].update(host_slots=1, host_budget_bytes=10)
+    for record in log:
+        if record.get("action") == "Load":
+            record.update({"entry": 0, "from": "disk", "disk_bytes": 8})
+
+
+def wasteful(log: Log) -> None:
+    """What load 3 brings is pushed out by the next one before anybody has used it."""
+    at = find(log, action="Load", ticket=3)
+    for record in log[at:]:
+        if "ticket" in record:
+            record["ticket"] += 1
+    log[at:at] = [load(3, 2, 0, 0), ev("Loaded", ticket=3), ask(1, 0)]
 
 
 END = {"end": {"requests": 2}}
@@ -203,6 +241,30 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S4", "steps only grow", edit({"action": "Compute", "step": 4}, step=3)),
     ("S5", "is ready in slot 1", edit({"action": "Load", "ticket": 3}, key=[0, 1])),
     ("S5", "is loading in slot 1", insert({"event": "Loaded", "ticket": 2}, load(9, 0, 1, 0))),
+    (
+        "S5",
+        "is ready in slot 1",
+        insert(END, guess(5, 2, 3, 0), ev("Loaded", ticket=5)),
+    ),
+    (
+        "S6",
+        "which step 7 reads",
+        insert({"event": "Computed", "step": 7}, guess(5, 0, 1, 1), ev("Loaded", ticket=5)),
+    ),
+    (
+        "S7",
+        "ticket 5 may still write",
+        insert(
+            END,
+            guess(5, 0, 1, 0),
+            ev("LoadFailed", ticket=5, error="late", drained=False),
+            ask(),
+            guess(6, 0, 3, 0),
+            ev("Loaded", ticket=6),
+            ev("Loaded", ticket=5),
+        ),
+    ),
+    ("S8", "which was stale", believes_a_late_load),
     ("S6", "which step 2 reads", edit({"action": "Load", "ticket": 3}, slot=1)),
     ("S6", "ticket 2 is loading", insert({"event": "Loaded", "ticket": 2}, load(9, 0, 3, 1))),
     ("S7", "may still write", edit({"action": "Load", "ticket": 2}, slot=0)),
@@ -307,20 +369,112 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
         "was not finished",
         insert({"event": "Loaded", "ticket": 4}, ev("Cancelled", request=1), ask(1, 0)),
     ),
-]
+    ("S11", "0 of 1 channels", edit({"ask": [1, 0]}, ask=[0, 0])),
+    ("S11", "2 of 1 channels", edit({"ask": [1, 0]}, ask=[2, 0])),
+    ("S11", "1 of 1 channels", edit({"ask": [0, 1]}, ask=[1, 1])),
+    ("S11", "0 of 2 channels", lambda log: log[0].update(channels=2)),
+    ("S11", "1 of 1 channels", one_entry),
+    ("S15", "could not be read for it", both(
+        option(retries=0), insert({"ask": [1, 1], "slots": [0, 0, 1, 1]}, ask(0, 0)),
+    )),
+    ("S15", "where load 1 failed", edit({"step": 2}, slots=[[1, 0]])),
+    ("L6", "what load 3 brought there", wasteful),
+    ("L6", "which no step has used", insert(END, load(5, 0, 1, 1), ev("Loaded", ticket=5))),
+]  # fmt: skip
 
+
+def dense() -> Log:
+    """A model without experts, and all that executors may tell. Two at a time: 0 asks for two
+    tokens, 1 is cancelled on the way, 2 asks the same as 0, 3 never fits."""
+    options = {**HEAD["options"], "layers": [], "experts": 0, "top_k": 0, "slots": 0}
+    head = {**HEAD, "options": {**options, "max_running": 2}, "channels": 0, "budget_bytes": 0}
+    return [
+        head,
+        ev("Arrived", request=0, prompt_len=1, max_new_tokens=2, id="a", asked="x"),
+        ev("Arrived", request=1, prompt_len=2, max_new_tokens=3, id="b", asked="y"),
+        ask(0),
+        act("Admit", request=0, kv=4),
+        act("Admit", request=1, kv=8),
+        step(1, -1, [[[0, 0, -1], [], True], [[1, 0, -1], [], True]], []),
+        ev("Arrived", request=2, prompt_len=1, max_new_tokens=1, id="c", asked="x"),
+        ev("Arrived", request=3, prompt_len=9, max_new_tokens=9, id="d", asked="z"),
+        ask(0, 0),
+        act("Reject", request=3, reason="18 tokens"),
+        ev("Computed", step=1),
+        ev("Sampled", request=0, token=5, stop=False, sum=50),
+        ev("Sampled", request=1, token=7, stop=False, sum=70),
+        ask(0),
+        step(2, -1, [[[0, 1, -1], [], True], [[1, 1, -1], [], True]], []),
+        ev("Cancelled", request=1),
+        ask(0, 0),
+        ev("Computed", step=2),
+        ev("Sampled", request=0, token=6, stop=False, sum=60),
+        ask(0),
+        act("Finish", request=0, reason="length", error=""),
+        act("Finish", request=1, reason="cancelled", error=""),
+        act("Admit", request=2, kv=4),
+        step(3, -1, [[[2, 0, -1], [], True]], []),
+        ev("Failed", step=3, error="NaN", requests=[]),
+        ask(0),
+        act("Finish", request=2, reason="error", error="NaN"),
+        {"t": 1.0, "end": {"requests": 4}},
+    ]
+
+
+def sampled(token: int, sum: int) -> Callable[[Log], None]:
+    """Request 2 ends well after all, with this token."""
+
+    def change(log: Log) -> None:
+        at = find(log, event="Failed")
+        told = ev("Sampled", request=2, token=token, stop=False, sum=sum)
+        log[at : at + 1] = [ev("Computed", step=3), told]
+        edit({"action": "Finish", "request": 2}, reason="length", error="")(log)
+
+    return change
+
+
+DENSE_BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
+    ("S11", "1 compute lanes are said to be idle", edit({"ask": [0, 0]}, ask=[0, 1])),
+    ("S11", "0 compute lanes are said to be idle", edit({"ask": [0, 1]}, ask=[0, 0])),
+    ("S11", "1 of 0 channels", edit({"ask": [0, 0]}, ask=[1, 0])),
+    ("S12", "9, it was 5", sampled(9, 50)),
+    ("S12", "checksum 51, it was 50", sampled(5, 51)),
+    ("S13", "7, it was 5", edit({"event": "Arrived", "request": 1}, asked="x")),
+    ("S13", "checksum 70, it was 50", both(
+        edit({"event": "Sampled", "request": 1}, token=5),
+        edit({"event": "Arrived", "request": 1}, asked="x"),
+    )),
+    ("S14", "is given 4 KV tokens", edit({"action": "Admit", "request": 1}, kv=4)),
+    ("S15", "step 3 failed for it", both(
+        edit({"event": "Arrived", "request": 2}, max_new_tokens=2),
+        insert({"event": "Failed"}, ev("Sampled", request=2, token=5, stop=False), after=1),
+    )),
+    ("L5", "20 KV tokens of 16", both(
+        drop(action="Reject"), insert({"action": "Admit", "request": 2},
+                                      act("Reject", request=3, reason="18 tokens")),
+    )),
+    ("L7", "queued after Drain", both(
+        insert({"event": "Computed", "step": 1}, ev("Drain"), ask(0, 0)),
+        lambda log: log.__setitem__(slice(find(log, action="Admit", request=2), -1), [
+            act("Reject", request=2, reason="draining")]),
+    )),
+    ("L7", "to be closed by 0.5", edit({"event": "Cancelled"}, by=0.5)),
+]  # fmt: skip
+"""Ways to break `dense`; each breaks this one property and no other."""
 
 @pytest.mark.rule(
     "SAFE-1", "SAFE-2", "SAFE-3", "SAFE-4", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-8", "SAFE-9",
-    "SAFE-10", "SAFE-11", "LIVE-3",
+    "SAFE-10", "SAFE-11", "SAFE-12", "SAFE-13", "SAFE-14", "SAFE-15", "LIVE-3", "LIVE-5",
+    "LIVE-6", "LIVE-7",
 )  # fmt: skip
-def test_a_good_log_passes_every_checker() -> None:
-    assert check_log(good()) == []
+@pytest.mark.parametrize("log", [good, dense])
+def test_a_good_log_passes_every_checker(log: Callable[[], Log]) -> None:
+    assert check_log(log()) == []
 
 
 @pytest.mark.rule(
     "SAFE-1", "SAFE-2", "SAFE-3", "SAFE-4", "SAFE-5", "SAFE-6", "SAFE-7", "SAFE-8", "SAFE-9",
-    "SAFE-10", "SAFE-11", "LIVE-3",
+    "SAFE-10", "SAFE-11", "SAFE-15", "LIVE-3", "LIVE-6",
 )  # fmt: skip
 @pytest.mark.parametrize(("name", "text", "change"), BREAKS)
 def test_each_break_is_found(name: str, text: str, change: Callable[[Log], None]) -> None:
@@ -330,8 +484,36 @@ def test_each_break_is_found(name: str, text: str, change: Callable[[Log], None]
     assert any(v.property == name and text in v.text for v in found), found
 
 
-def test_every_checker_has_a_log_that_makes_it_fail() -> None:
-    assert {name for name, _, _ in BREAKS} == set(CHECKS)
+@pytest.mark.rule("SAFE-11", "SAFE-12", "SAFE-13", "SAFE-14", "SAFE-15", "LIVE-5", "LIVE-7")
+@pytest.mark.parametrize(("name", "text", "change"), DENSE_BREAKS)
+def test_each_break_of_the_dense_log_is_found_by_its_own_checker_alone(
+    name: str, text: str, change: Callable[[Log], None]
+) -> None:
+    log = copy.deepcopy(dense())
+    change(log)
+    found = check_log(log)
+    assert {v.property for v in found} == {name} and text in found[0].text, found
+
+
+def test_every_checker_fails_alone_on_some_log() -> None:
+    alone = {name for name, _, _ in DENSE_BREAKS}
+    for _, _, change in BREAKS:
+        log = copy.deepcopy(good())
+        change(log)
+        broken = {v.property for v in check_log(log)}
+        alone |= broken if len(broken) == 1 else set()
+    assert {name for name, _, _ in BREAKS + DENSE_BREAKS} == set(CHECKS)
+    assert alone == set(CHECKS)
+
+
+def test_what_an_idle_channel_is_while_a_write_may_still_land() -> None:
+    """Both ways of an executor are right: the channel waits with it, or another takes its place."""
+    for channels in (0, 1):
+        log = copy.deepcopy(good())
+        edit({"ask": [1, 1], "slots": [0, 0, 1, 1]}, ask=[channels, 1])(log)
+        assert check_log(log) == []
+    edit({"slots": [0, 0, 1, 1]}, ask=[2, 1])(log)
+    assert {v.property for v in check_log(log)} == {"S11"}
 
 
 def test_the_good_log_also_keeps_a_barrier() -> None:
@@ -376,3 +558,100 @@ def test_malformed_lines_are_told_with_their_number(record: Any, text: str) -> N
 def test_without_a_head_there_is_no_verdict(head: Record) -> None:
     with pytest.raises(ValueError, match=r"head|options"):
         check_log([head])
+
+
+# Several runs, and what callers got
+
+
+def two(change: Callable[[Log], None]) -> list[tuple[str, str]]:
+    """(log, property) of what is wrong between the dense log and a changed one."""
+    other = copy.deepcopy(dense())
+    change(other)
+    return [(name, v.property) for name, v in check_logs({"one": dense(), "two": other})]
+
+
+def arrives_alone(token: int) -> Callable[[Log], None]:
+    """Request 1 alone in another run with other slots, to its end, with this first token."""
+
+    def change(log: Log) -> None:
+        log[0]["options"]["max_lag"] = 7
+        log[1:] = [
+            ev("Arrived", request=0, prompt_len=2, max_new_tokens=1, id="b", asked="y"),
+            ask(0),
+            act("Admit", request=0, kv=4),
+            step(1, -1, [[[0, 0, -1], [], True]], []),
+            ev("Computed", step=1),
+            ev("Sampled", request=0, token=token, stop=False, sum=70),
+            ask(0),
+            act("Finish", request=0, reason="length", error=""),
+            {"t": 1.0, "end": {"requests": 1}},
+        ]
+
+    return change
+
+
+@pytest.mark.rule("SAFE-12", "SAFE-13", "SAFE-14", "SAFE-16")
+def test_runs_are_held_against_each_other() -> None:
+    assert two(option()) == []
+    assert two(arrives_alone(7)) == []
+    assert two(arrives_alone(8)) == [("two", "S13")]
+    assert two(edit({"event": "Sampled", "request": 0, "token": 6}, sum=61)) == [("two", "S12")]
+    assert two(edit({"action": "Compute", "step": 2}, layer=0)) == [("two", "S16")]
+    assert two(drop(action="Admit", request=1)) == [("two", "S14")]
+    assert two(insert({"step": 1}, act("Reject", request=1, reason="no"))) == [("two", "S14")]
+    # Something else was heard before: nothing is said of what follows.
+    assert two(insert({"step": 1}, ask(0), after=1)) == []
+    assert two(both(option(max_lag=3), drop(action="Admit", request=1))) == []
+    assert {"S12", "S13", "S14", "S16"} == set(COMPARED)
+
+
+@pytest.mark.rule("SAFE-12", "SAFE-13")
+def test_runs_of_which_bits_may_differ_are_not_compared() -> None:
+    def other(**changes: Any) -> Callable[[Log], None]:
+        return both(arrives_alone(8), lambda log: log[0].update(changes))
+
+    for changes in ({"compute": "bf16"}, {"model": {"family": "x"}}, {"engine": "jax"}):
+        assert two(other(**changes)) == [], changes
+    assert two(both(arrives_alone(8), option(kv_block=2))) == []
+    assert two(other(budget_bytes=30)) == [("two", "S13")]
+
+
+ROWS: list[Record] = [
+    {"id": "a", "tokens": [5, 6], "finish_reason": "length", "prompt_tokens": 1,
+     "max_new_tokens": 2},
+    {"id": "b", "tokens": [7], "finish_reason": "cancelled", "prompt_tokens": 2},
+    {"id": "c", "tokens": [], "finish_reason": "error"},
+    {"id": "d", "tokens": [], "finish_reason": "rejected", "max_new_tokens": 9},
+    {"id": "late", "tokens": [], "finish_reason": "cancelled"},
+]  # fmt: skip
+
+
+@pytest.mark.rule("SAFE-14", "SAFE-15")
+@pytest.mark.parametrize(
+    ("row", "changes", "property", "text"),
+    [
+        (0, {"max_new_tokens": 3}, "S14", "it declares 3"),
+        (0, {"prompt_tokens": 2}, "S14", "it declares 2"),
+        (0, {"tokens": [5, 7]}, "S15", "not those that were sampled"),
+        (0, {"tokens": [5]}, "S15", "1 tokens of the 2"),
+        (1, {"finish_reason": "length"}, "S15", "told as length, it was cancelled"),
+        (2, {"tokens": [0]}, "S15", "not those that were sampled"),
+        (2, {"finish_reason": "length"}, "S15", "told as length, it was error"),
+        (4, {"tokens": [1]}, "S15", "never arrived"),
+    ],
+)
+def test_what_callers_got_is_what_was_sampled(
+    row: int, changes: Record, property: str, text: str
+) -> None:
+    assert check_log(dense(), outputs=ROWS) == []
+    rows = copy.deepcopy(ROWS)
+    rows[row].update(changes)
+    (found,) = check_log(dense(), outputs=rows)
+    assert found.property == property and text in found.text
+
+
+@pytest.mark.rule("SAFE-15")
+def test_a_stop_text_may_take_tokens_away_at_the_end() -> None:
+    rows = copy.deepcopy(ROWS)
+    rows[0].update(tokens=[5], finish_reason="stop")
+    assert check_log(dense(), outputs=rows) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oracle.checkers.host import check_host
+from oracle.checkers.idle import check_idle
 from oracle.checkers.records import LogView, Violation, parts_of
 
 
@@ -15,6 +16,7 @@ def check_s11(log: LogView) -> Iterator[Violation]:
     written is never given back, only overwritten.
     """
     yield from check_host(log)
+    yield from check_idle(log)
     head = log.head
     held: dict[int, int] = {}
     asked: dict[int, tuple[int, int]] = {}

@@ -57,6 +57,10 @@ class Head:
     slot_bytes: int | None
     host_budget: int = 0
     """Bytes of the host tier; 0 where there is none."""
+    host_slots: int | None = None
+    """Entries of the host tier; None where it is not written, or there is none."""
+    channels: int | None = None
+    """Loads that can be in flight together; None where it is not written."""
 
     def prompt_chunks(self, prompt_len: int) -> int:
         """Chunks of a prompt of `prompt_len` tokens (at least one)."""
@@ -81,6 +85,8 @@ class LogView:
     lines: list[Line]
     complete: bool
     malformed: list[Violation] = field(default_factory=list)
+    raw: Record = field(default_factory=dict)
+    """The head as it was written."""
 
     @property
     def last(self) -> int:
@@ -115,15 +121,17 @@ def read_head(record: Record) -> Head:
         layers=tuple(layers),
         grouping=str(options.get("grouping")),
         readiness=str(options.get("readiness")),
-        budget=_bytes(record, "budget_bytes"),
-        slot_bytes=_bytes(record, "slot_bytes"),
+        budget=_count(record, "budget_bytes"),
+        slot_bytes=_count(record, "slot_bytes"),
         host_budget=int(record.get("host_budget_bytes") or 0),
+        host_slots=record.get("host_slots") or None,
+        channels=_count(record, "channels"),
         **ints,
     )
 
 
-def _bytes(record: Record, name: str) -> int | None:
-    """A count of bytes in the head; None where it is not written. A written 0 is a bound."""
+def _count(record: Record, name: str) -> int | None:
+    """A count in the head; None where it is not written. A written 0 is a bound."""
     value = record.get(name)
     return None if value is None else int(value)
 
@@ -142,7 +150,7 @@ def view(log: Any, complete: bool) -> LogView:
         if not everything:
             raise ValueError("an empty log")
         head, records = everything[0], everything[1:]
-    out = LogView(read_head(head), [], complete)
+    out = LogView(read_head(head), [], complete, raw=head)
     for number, record in enumerate(records, start=2):
         fault = _classify(out, number, record)
         if fault:

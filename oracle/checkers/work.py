@@ -214,8 +214,10 @@ def _left_undone(board: _Board, channels: int, lanes: int, issued: list[str]) ->
 
 def _free_to_go(board: _Board, r: _Request) -> bool:
     """Neither the lag bound nor a barrier can be what holds this request."""
-    if board.head.grouping == "interleaved":
+    if board.head.grouping in ("interleaved", "micro-queues"):
         return r.made < board.lag_bound
+    if board.head.grouping == "balanced":
+        return True
     return len({x.layer for x in board.running()}) == 1 and not any(
         x.stage in ("owed", "ended") for x in board.running()
     )
@@ -230,6 +232,11 @@ def _room(board: _Board) -> bool:
     return len(keys) + len(board.undrained) <= board.head.slots
 
 
+def _all_whole(board: _Board) -> bool:
+    """Whoever waits for whom, somebody can go on: all wait, and all that they lack is there."""
+    return all(r.stage == "ready" and r.needs <= board.resident.keys() for r in board.running())
+
+
 def _runnable(board: _Board, r: _Request) -> bool:
     head = board.head
     if r.stage != "ready" or r.cancelled or not _free_to_go(board, r):
@@ -237,9 +244,11 @@ def _runnable(board: _Board, r: _Request) -> bool:
     if head.grouping == "lockstep-blocking" and board.loading:
         return False
     here = r.needs & board.resident.keys()
-    by_task = head.grouping != "interleaved" or head.readiness == "expert" or board.bulk(r)
-    if not r.needs or by_task:
-        return bool(here) or not r.needs
+    if not r.needs:
+        return head.grouping in ("interleaved", "micro-queues") or _all_whole(board)
+    by_task = (head.grouping, head.readiness) != ("interleaved", "visit") or board.bulk(r)
+    if by_task:
+        return bool(here)
     return here == r.needs and _room(board)
 
 
