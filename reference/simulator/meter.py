@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ step was started. Everything named is there or on its way; something named is mi
 transfer was started (a barrier, no slot that may go, the transfers' depth, or their latency)."""
 
 
-def percentile(values: list[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The least of `values` that at least `share` of them do not exceed; 0.0 of none."""
     if not values:
         return 0.0

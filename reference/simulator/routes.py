@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from reference.files.routing_trace import RoutingTrace
 from reference.simulator.costs import Work
 from reference.vocab.actions import Compute, Finish, Load, Reject
 from reference.vocab.events import Computed, Event, Routed, Sampled
@@ -46,6 +47,23 @@ def random_routes(experts: int, top_k: int, seed: int, skew: float = 0.0) -> Rou
         return tuple(chosen)
 
     return routes
+
+
+class RecordedRoutes:
+    """A RouteSource of a recorded trace: request n follows the (n mod requests)-th recorded one,
+    from its beginning and, when that ends, from there again. Where there are more requests than
+    recorded ones, each further round begins `shift` tokens later, so that two that follow the same
+    do not go hand in hand."""
+
+    def __init__(self, trace: RoutingTrace, shift: int = 37) -> None:
+        self.trace = trace
+        self.shift = shift
+
+    def request(self, request: int, tokens: int) -> np.ndarray:
+        """uint16 [tokens, layers, K]."""
+        again, which = divmod(request, len(self.trace.requests))
+        topk = self.trace.requests[which].topk
+        return topk[(np.arange(tokens) + again * self.shift) % len(topk)]
 
 
 class RoutesOf:

@@ -111,19 +111,16 @@ def control(
 
 
 def routes_for(model: ModelShape, seed: int = 0) -> RouteSource:
-    """The synthetic router nearest to a model: measured shares where they are known (Qwen3,
-    DeepSeek-V2-Lite), else Qwen3's kind for many small experts and no favourites for few."""
+    """The synthetic router nearest to a model: by what was measured of Qwen3-30B-A3B, gpt-oss-120b,
+    DeepSeek-V2-Lite and OLMoE; no favourites for others, as in Mixtral."""
     layers = len(model.moe_layers)
-    if (model.experts, model.top_k, layers) == (128, 8, 48):
-        shares = synthetic.qwen3_shares()
-    elif (model.experts, model.top_k) == (64, 6):
-        shares = synthetic.deepseek_v2_lite_shares(layers)
-    elif model.experts <= 8:
-        shares = synthetic.uniform_shares(layers)
-    else:
-        kept = synthetic.QWEN3_LAG1
-        spread = [kept[i * len(kept) // layers] for i in range(layers)]
-        shares = synthetic.by_lag1(spread, model.experts, model.top_k)
+    shares = {
+        (128, 8, 48): synthetic.qwen3_shares,
+        (128, 4, 36): lambda: synthetic.gpt_oss_shares(layers),
+        (32, 4, 24): lambda: synthetic.gpt_oss_shares(layers),
+        (64, 6, 26): lambda: synthetic.deepseek_v2_lite_shares(layers),
+        (64, 8, 16): lambda: synthetic.olmoe_shares(layers),
+    }.get((model.experts, model.top_k, layers), lambda: synthetic.uniform_shares(layers))()
     return synthetic.SyntheticRouter(shares, model.experts, model.top_k, seed)
 
 
@@ -141,7 +138,7 @@ def warm_slots(options: ControlOptions, seed: int = 0) -> tuple[tuple[int, int],
     return tuple(out)
 
 
-def lengths(requests: int, new_tokens: int, seed: int = 0) -> Callable[[int], int]:
+def lengths(requests: int, new_tokens: int) -> Callable[[int], int]:
     """Tokens to generate of request n in a closed loop: `new_tokens`, but for the first ones, which
     end spread over that time, so that their followers do not all begin at once."""
 
@@ -169,6 +166,7 @@ def simulate(
     stored: str = "",
     reading: Reading | None = None,
     costs: Costs | None = None,
+    shapes: Callable[[int], tuple[int, int]] | None = None,
     log: Log | None = None,
     seed: int = 0,
 ) -> Result:
@@ -187,13 +185,13 @@ def simulate(
         raise BadInput(f"simulate: {requests} requests, {tokens} tokens after {warm_up}")
     if warm and not options.warm:
         options = options.with_(warm=warm_slots(options, seed))
-    length = lengths(requests, new_tokens, seed)
+    length = lengths(requests, new_tokens)
     closed = arrivals is None
 
     def shape(n: int) -> tuple[int, int]:
         if arrivals is not None:
             return arrivals[n].prompt_len, arrivals[n].new_tokens
-        return prompt, length(n)
+        return shapes(n) if shapes is not None else (prompt, length(n))
 
     count = 0
 
