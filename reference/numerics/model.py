@@ -10,7 +10,7 @@ own request only through the KV blocks, which are cut at absolute positions. So 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from reference.numerics.router import route, sigmoid
 from reference.numerics.support import check_supported
 from reference.numerics.weights import dense, of_layer, resident
 from reference.vocab.config import AttentionSpec, MoeSpec
+from reference.vocab.errors import RequestFailed
 from reference.vocab.ids import ExpertKey
 
 Want = Literal["all", "last", "none"]
@@ -220,6 +221,28 @@ class Model:
 
         experts, weights = zip(*map(one, x), strict=True)
         return Hidden(position, i, residual, x, np.stack(experts), np.stack(weights), None)
+
+    def next_gate(self, h: Hidden, most: int) -> tuple[int, Array] | None:
+        """PREDICT-4: the next router's choice, were it asked now: (layer, experts int32 [T, m], m
+        at most `most`), from the residual before the routed experts of h.layer. None where no
+        router follows or a score is NaN. Changes nothing.
+        """
+        later = [i for i in self.config.moe_layers if h.layer is not None and i > h.layer]
+        if not later:
+            return None
+        at, residual = later[0], h.residual
+        ff = self.config.layers[at].feed_forward
+        assert h.layer is not None and isinstance(ff, MoeSpec)
+        now = self.config.layers[h.layer].feed_forward
+        if isinstance(now, MoeSpec) and now.shared is not None:
+            shared = self._with_shared(h.layer, np.zeros_like(h.x), h.x)
+            residual = residual + self._scaled(shared, self.config.residual_scale)
+        asked = replace(ff, top_k=min(most, ff.router.reach(ff.experts)))
+        x = by_row(lambda row: self._normed(f"layers.{at}.mlp_norm", row), residual)
+        try:
+            return at, self._routed(at, asked, h.position, residual, x).topk
+        except RequestFailed:
+            return None
 
     def _finished(self, position: int, residual: Array, want: Want) -> Hidden:
         rows = {"all": residual, "last": residual[-1:], "none": residual[:0]}[want]

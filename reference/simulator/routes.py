@@ -145,6 +145,11 @@ class RoutedExecutor:
             return visit.chunk * self.chunk, min((visit.chunk + 1) * self.chunk, prompt)
         return prompt + visit.chunk - chunks, prompt + visit.chunk - chunks + 1
 
+    def truth(self, visit: Visit) -> tuple[tuple[int, ...], ...]:
+        """The experts that a visit to come will name, a tuple a token: for oracles."""
+        request, _, layer = visit
+        return tuple([self.routes(request, p, layer) for p in range(*self._span(visit))])
+
     def work(self, action: Compute) -> Work:
         """What the step computes: rows of its last parts, products of all."""
         spans = [self._span(p.visit) for p in action.parts if p.last]

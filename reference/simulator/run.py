@@ -14,11 +14,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 from reference.control import Scheduler
+from reference.prediction import simulated
+from reference.prediction.accuracy import Accuracy, Watched
+from reference.prediction.listener import Listener, Predicting
 from reference.simulator import synthetic
 from reference.simulator.arrivals import Arrival
 from reference.simulator.costs import Costs, Reading, Roofline
@@ -49,6 +52,7 @@ class Result:
     hit_rate        of the experts that decoding visits named, those that were there then; full_hit
                     of those visits, those that lacked none
     tpot_p50, tpot_p99   seconds a token of a request, over requests; itl_p50, itl_p99 over tokens
+    prediction      of the whole run (reference.prediction.accuracy), where there is a predictor
     stalls          shares of the window by reason (reference.simulator.meter.STALLS)
     events, actions over the whole run; wall_s; events_per_s: both together, a second of real time
     """
@@ -78,6 +82,7 @@ class Result:
     itl_p99: float
     finished: int
     stalls: dict[str, float] = field(default_factory=dict)
+    prediction: dict[str, Any] = field(default_factory=dict)
     events: int = 0
     actions: int = 0
     wall_s: float = 0.0
@@ -161,21 +166,24 @@ def simulate(
     warm_up: int = 64,
     prompt: int = 1,
     new_tokens: int = 64,
+    shapes: Callable[[int], tuple[int, int]] | None = None,
     arrivals: Sequence[Arrival] | None = None,
     warm: bool = True,
     stored: str = "",
     reading: Reading | None = None,
     costs: Costs | None = None,
-    shapes: Callable[[int], tuple[int, int]] | None = None,
+    predict: str = "",
     log: Log | None = None,
     seed: int = 0,
 ) -> Result:
     """Run until `tokens` were generated after the first `warm_up`.
 
     In a closed loop `requests` are always there: who ends is replaced at once by one of `prompt`
-    prompt tokens that generates `new_tokens`. With `arrivals` requests come as those say, and the
-    run ends with the last. `warm` fills the slots before the first request comes. `costs` stands
-    for the platform's own (`stored`: format of the experts; `reading`: how they are read).
+    prompt tokens that generates `new_tokens`; `shapes` gives both for request n instead. With
+    `arrivals` requests come as those say, and the run ends with the last at the latest. `warm`
+    fills the slots before the first request comes. `costs` stands for the platform's own
+    (`stored`: format of the experts; `reading`: how they are read). `predict` names a predictor of
+    `reference.prediction.simulated`; `options.prefetch` says how much of it is read ahead.
     """
     if costs is None:
         if platform is None:
@@ -211,8 +219,12 @@ def simulate(
         shape, lambda: loop.now, ended,
     )  # fmt: skip
     scheduler = Scheduler(options)
+    said = simulated(predict, options, executor.truth, seed)
+    accuracy = Accuracy(options.prefetch)
     loop = VirtualLoop(
-        scheduler, executor, model.bytes_of(stored), costs, log, observer=meter
+        scheduler, Predicting(executor, Listener(said, options)) if said else executor,
+        model.bytes_of(stored), costs, log,
+        observer=Watched(accuracy, meter) if said else meter,
     )  # fmt: skip
     began = time.perf_counter()
     _settle(loop, options)
@@ -225,7 +237,8 @@ def simulate(
             loop.at(start + a.at_s, arrive)
     _run(loop, executor, meter, tokens, warm_up)
     wall = time.perf_counter() - began
-    return _result(loop, executor, meter, model, start, wall)
+    result = _result(loop, executor, meter, model, start, wall)
+    return replace(result, prediction=accuracy.as_dict()) if said else result
 
 
 def _settle(loop: VirtualLoop, options: ControlOptions) -> None:

@@ -153,6 +153,10 @@ class RouterSpec:
     group_score: Literal["max", "top2_sum"] = "max"
     jitter: float = 0.0
 
+    def reach(self, experts: int) -> int:
+        """The most experts, of so many, that one token can be given."""
+        return experts // self.groups * self.top_groups if self.groups > 1 else experts
+
 
 @dataclass(frozen=True)
 class SharedExpertSpec:

@@ -14,7 +14,7 @@ SCHEDULERS: tuple[Grouping, ...] = ("interleaved", "lockstep", "lockstep-blockin
 READINESS: tuple[Readiness, ...] = ("visit", "expert")
 FETCH_ORDERS: tuple[FetchOrder, ...] = ("least-progress", "first-come", "fewest-missing")
 EVICTIONS: tuple[Eviction, ...] = ("per-layer", "global")
-PREFETCHERS: tuple[str, ...] = ("none",)
+PREFETCHERS: tuple[str, ...] = ("none", "next-gate", "activation", "layer", "token")
 
 
 @dataclass(frozen=True)

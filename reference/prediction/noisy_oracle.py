@@ -1,0 +1,113 @@
+"""A predictor of known accuracy, for simulation: it is told the truth and spoils some of it
+(PREDICT-8).
+
+Each true expert of the next layer is kept with the probability a of that layer, else another is put
+in its place, drawn evenly from those not yet in the set. The draws hang on (seed, request, chunk,
+layer, row, rank) alone, so every scheduler is told the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from reference.prediction.base import Named, Predictor, Scores
+from reference.vocab.errors import BadInput
+from reference.vocab.events import Predicted
+from reference.vocab.ids import Visit
+from reference.vocab.options import ControlOptions
+
+MIXTRAL = (
+    .0, .566, .721, .789, .866, .859, .830, .840, .849, .801, .898, .898, .893, .910, .925, .881,
+    .915, .939, .905, .879, .876, .893, .879, .876, .888, .884, .922, .913, .886, .900, .903, .850,
+)  # fmt: skip
+"""Next gate, Mixtral-8x7B, first choice right, by layer: the table in AdapMoE's repository."""
+
+ACCURACY: dict[str, float | tuple[float, ...]] = {
+    "next-gate-mixtral": MIXTRAL,
+    "next-gate-dsv2-lite": 0.79,  # Fate, 2502.12224
+    "next-gate-qwen3": 0.886,  # BigMoeOnEdge
+    "trace": 0.6,  # what trace-matching methods reach
+    "perfect": 1.0,
+}
+"""Published accuracies by name. A single number holds for every layer but the first, which no gate
+comes before; `perfect` knows that one too."""
+
+
+def accuracies(name: str, layers: int) -> tuple[float, ...]:
+    """The accuracy at each of `layers` layers with experts.
+
+    Raises BadInput for a name that there is not, or a table of another depth.
+    """
+    if name not in ACCURACY:
+        raise BadInput(f"accuracy: {name!r}; known: {', '.join(ACCURACY)}")
+    told = ACCURACY[name]
+    if not isinstance(told, tuple):
+        return (told if told == 1.0 else 0.0, *[told] * (layers - 1))
+    if len(told) != layers:
+        raise BadInput(f"accuracy: {name!r} is of {len(told)} layers; the model has {layers}")
+    return told
+
+
+class NoisyOracle(Predictor):
+    """truth      the experts that a visit will name, a tuple a token
+    accuracy   a at each layer with experts, 0 to 1; a layer at 0 is not spoken of
+    ahead      layers spoken of at a time; the i-th from here scores 1 - (i - 1) / (ahead + 1)
+    """
+
+    def __init__(
+        self,
+        options: ControlOptions,
+        truth: Callable[[Visit], Named],
+        accuracy: Sequence[float],
+        seed: int = 0,
+        ahead: int = 1,
+    ) -> None:
+        super().__init__(options)
+        if len(accuracy) != len(self.layers) or not all(0 <= a <= 1 for a in accuracy):
+            raise BadInput(f"accuracy: {len(accuracy)} numbers from 0 to 1, one a layer, expected")
+        self.truth, self.accuracy, self.seed, self.ahead = truth, tuple(accuracy), seed, ahead
+
+    def opened(self, visit: Visit, tokens: Sequence[int]) -> list[Predicted]:
+        return self._from(visit)
+
+    def routed(
+        self, visit: Visit, experts: Named, tokens: Sequence[int] = (), gates: Scores | None = None
+    ) -> list[Predicted]:
+        return self._from(visit)
+
+    def _from(self, visit: Visit) -> list[Predicted]:
+        out: list[Predicted] = []
+        at = self.place.get(visit.layer, -1) + 1
+        for i, layer in enumerate(self.layers[at : at + self.ahead]):
+            if self.accuracy[at + i]:
+                there = visit._replace(layer=layer)
+                scores = self._spoiled(there, self.accuracy[at + i])
+                out += self.say(there, scores * (1.0 - i / (self.ahead + 1)))
+        return out
+
+    def _spoiled(self, visit: Visit, accuracy: float) -> np.ndarray:
+        """Votes [E] of the rows' sets, each spoiled for itself."""
+        votes = np.zeros(self.experts)
+        for row, named in enumerate(self.truth(visit)):
+            taken = set(named)
+            for rank, expert in enumerate(named):
+                draw = mixed(self.seed, *visit, row, rank)
+                if draw >= accuracy * 2**64 and len(taken) < self.experts:
+                    others = [e for e in range(self.experts) if e not in taken]
+                    expert = others[mixed(draw) % len(others)]
+                    taken.add(expert)
+                votes[expert] += 1.0
+        return votes
+
+
+def mixed(*words: int) -> int:
+    """64 well-mixed bits of the words: the finaliser of splitmix64, word after word."""
+    x = 0
+    for word in words:
+        x = (x ^ word) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        x ^= x >> 31
+    return x
