@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jax_impl.app.main import main
 from reference.files.routing_trace import (
     Recorded,
     RoutingTrace,
@@ -298,6 +299,38 @@ def test_the_routing_of_an_event_log() -> None:
     (one,) = got.requests  # the second ended before its second layer, the third before any
     assert (one.id, one.prompt_len) == ("first", 3)
     assert one.topk.tolist() == [[[1, 2], [3, 2]], [[2, 3], [1, 3]], [[0, 3], [2, 0]]]
+
+
+@pytest.mark.rule("TRACE-4")
+def test_a_models_own_routing_by_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded under two budgets by either engine: the same file; prompts and chunks included."""
+    (tmp_path / "f").write_text(
+        '{"id": "a", "prompt": [1, 5, 7], "max_new_tokens": 5}\n'
+        '{"id": "b", "prompt": [3, 5, 9, 200, 44, 2], "max_new_tokens": 1}\n')
+    base = ["trace", "record", "demo", "--requests", str(tmp_path / "f"), "--ignore-eos", "--quiet"]
+    files = []
+    for engine in (["--memory", "30%", "--chunk", "2"], ["--engine", "reference"]):
+        files.append(tmp_path / f"{len(files)}.npz")
+        assert main([*base, "-o", str(files[-1]), *engine]) == 0
+    assert "2 requests, 13 tokens, 6 layers of 32 experts, 4 a token" in capsys.readouterr().out
+    ours, theirs = map(read_trace, files)
+    assert [(r.id, r.prompt_len, len(r.topk)) for r in ours.requests] == [
+        ("a", 3, 7), ("b", 6, 6)]  # fmt: skip
+    for a, b in zip(ours.requests, theirs.requests, strict=True):
+        assert (a.topk == b.topk).all()
+    assert main(["trace", "show", str(files[0]), "--json", str(tmp_path / "out")]) == 0
+    shown = json.loads((tmp_path / "out").read_text())
+    texts = [r.topk[r.prompt_len :] for r in ours.requests if len(r.topk) - r.prompt_len > 1]
+    assert shown["kept from the token so many before"]["1"] == pytest.approx(kept(texts[0], 1))
+    assert shown["hits, LRU a layer, 1 in step"]["50.0%"] == pytest.approx(
+        cache_hits(texts, 16)[0])  # fmt: skip
+    capsys.readouterr()
+    assert main(["trace", "show", str(tmp_path / "f")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*base, "-o", str(tmp_path / "f")]) == 2
+    assert "--out" in capsys.readouterr().err
 
 
 def test_recorded_routes_in_the_simulator() -> None:

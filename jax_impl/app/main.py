@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "check": "judge an event log by the properties S1 to S11 and L3",
     "replay": "feed an event log through the scheduler and compare every decision",
     "pack": "copy a model so that direct reads go straight into memory",
+    "trace": "record what routers choose, for simulators; show what tokens share",
     "timeline": "draw an event log: Perfetto trace, picture",
     "lamina": "attention offloading: plan pool sizes, compute the paper's tables again",
 }
