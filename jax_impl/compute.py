@@ -31,7 +31,10 @@ class Computer:
         eos: frozenset[int],
         post: Callable[[Outcome | Broken], None],
         clock: Callable[[], float],
+        sums: bool = False,
     ) -> None:
+        """`sums`: outcomes have checksums of the logits that tokens were taken from."""
+        self._sums = sums
         self._model, self._eos, self._post, self._clock = model, eos, post, clock
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._work, name="covey-compute", daemon=True)
@@ -52,7 +55,7 @@ class Computer:
     def _work(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
-                outcome = execute(plan, self._model, self._eos)
+                outcome = execute(plan, self._model, self._eos, self._sums)
                 outcome.ended, outcome.told = self._clock(), self._model.told()
                 self._post(outcome)
                 del plan, outcome  # they hold experts' arrays, and the next plan may be far off

@@ -124,6 +124,7 @@ class JaxEngine:
             slot_bytes=sizes.slot,
             host_budget_bytes=sizes.host,
             host_slots=sizes.host_slots,
+            channels=told.threads if sizes.experts else 0,
             host_way=host.way if host else None,
             compute=told.compute,
             kv_dtype=told.kv_dtype,
@@ -142,8 +143,9 @@ class JaxEngine:
         loop = None
         try:
             loop = Loop(
-                scheduler, model, pool, start_transfers, log, eos, check=told.check, rate=rate
-            )
+                scheduler, model, pool, start_transfers, log, eos, check=told.check,
+                sums=told.check or told.keep_log, rate=rate,
+            )  # fmt: skip
             for file in ckpt.files:  # what the threads have opened is what the headers described
                 ckpt.check_unchanged(file)
         except BaseException:

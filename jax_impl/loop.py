@@ -59,6 +59,7 @@ class Loop:
         log: LogWriter,
         eos: frozenset[int],
         check: bool = False,
+        sums: bool = False,
         rate: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,11 +75,15 @@ class Loop:
         self._held = Holdings(model.rows, model.kinds, options.kv_block)
         self._step: Plan | None = None
         self._guesses: set[int] = set()
+        self._flying: set[int] = set()
+        """Loads that control has not heard of: what is idle is told as the log has it (SAFE-11)."""
+        whole = (i for i, kind in enumerate(model.kinds) if kind.window is None)
+        self._whole, self._kv_block = next(whole, None), options.kv_block
         self.warmed = threading.Event()
         self._stop: Stop | None = None
         self._lock = threading.Lock()
         self._next = 0
-        self._computer = Computer(model, eos, self.post, clock)
+        self._computer = Computer(model, eos, self.post, clock, sums)
         self._thread = threading.Thread(target=self._run, name="covey-engine", daemon=True)
 
     # -- any thread
@@ -193,8 +198,9 @@ class Loop:
                 with self._lock:
                     self._stop = item
                     open_ = sorted(self._handles)
+                by = round(self._log.now + item.by - self._clock(), 6)
                 for number in open_:
-                    self._tell(ev.Cancelled(number))
+                    self._tell(ev.Cancelled(number), by=by)
             case Broken(error):
                 raise error
 
@@ -203,10 +209,12 @@ class Loop:
         assert request.max_new_tokens is not None
         size = len(request.prompt)
         self.totals.request_opened(self._clock(), size)
-        self._tell(ev.Arrived(handle.number, size, request.max_new_tokens), id=request.id)
+        told = {"id": request.id, "asked": handle.asked}
+        self._tell(ev.Arrived(handle.number, size, request.max_new_tokens), **told)
 
     def _transferred(self, done: Transferred) -> None:
         ok = done.error is None
+        self._flying.discard(done.ticket)
         self.transfers.heard(done)
         if done.drained:
             now, guess = self._clock(), done.ticket in self._guesses
@@ -233,12 +241,16 @@ class Loop:
             if running.topk is None:
                 self._held.give_rows(running)
         for event in outcome.events:
-            if isinstance(event, ev.Sampled) and event.token is not None:
-                self._sampled(event.request, outcome.chosen[event.request])
+            extra = {}
+            if isinstance(event, ev.Sampled):
+                if event.token is not None:
+                    self._sampled(event.request, outcome.chosen[event.request])
+                if event.request in outcome.sums:
+                    extra["sum"] = outcome.sums[event.request]
             elif isinstance(event, ev.Routed):
                 named = distinct(event.visit.layer, event.experts)
                 self.totals.routed(named, self._held.present(named))
-            self._tell(event)
+            self._tell(event, **extra)
 
     def _sampled(self, number: int, choice: Choice) -> None:
         running = self._held.running[number]
@@ -248,7 +260,8 @@ class Loop:
 
     def _obey(self) -> None:
         """Ask once, do what is said, in order."""
-        lanes = self.transfers.idle, int(self._step is None)
+        channels = min(self.transfers.idle, self.transfers.threads - len(self._flying))
+        lanes = channels, int(self._step is None)
         self._log.ask(*lanes)
         run = None
         for action in self._scheduler.next_actions(*lanes):
@@ -258,13 +271,14 @@ class Loop:
                     self.totals.load_started(self._clock())
                     if action.guess:
                         self._guesses.add(ticket)
+                    self._flying.add(ticket)
                     told = self.transfers.start(ticket, key, slot)
                     self._log.action(action, bytes=self.transfers.bytes_of(key), **told)
                 case Compute():
                     run = self._start(action)
                 case Admit(number):
-                    self._log.action(action)
                     self._held.admit(self._handles[number])
+                    self._log.action(action, **self._set_aside(number))
                 case Finish() | Reject():
                     self._log.action(action)
                     self._ended(action)
@@ -272,6 +286,12 @@ class Loop:
             self._computer.run(run)
         if not (self._scheduler.warming or self._scheduler.cache.loading()):
             self.warmed.set()
+
+    def _set_aside(self, number: int) -> dict[str, int]:
+        """KV tokens that a request has been given, in layers that keep all of it (SAFE-14)."""
+        if self._whole is None:
+            return {}
+        return {"kv": len(self._held.running[number].table.blocks[self._whole]) * self._kv_block}
 
     def _start(self, action: Compute) -> Plan | None:
         """Make the step ready; None when there is nothing to run."""

@@ -14,6 +14,9 @@ import numpy as np
 from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
 from jax_impl.transfer import Transfers
+from reference.handle import sum_of
+from reference.prediction.base import Scores
+from reference.prediction.next_gate import votes
 from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
@@ -61,6 +64,9 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
     routed: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: dict[int, Choice] = field(default_factory=dict)
+    gates: dict[int, Scores] = field(default_factory=dict)
+    """What a later router said to a request's rows when it was asked early (PREDICT-4)."""
+    sums: dict[int, int] = field(default_factory=dict)
     ended: float = 0.0
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -137,7 +143,7 @@ def checked(
     return wrong, sums
 
 
-def execute(plan: Plan, model: JaxModel, eos: frozenset[int]) -> Outcome:
+def execute(plan: Plan, model: JaxModel, eos: frozenset[int], sums: bool = False) -> Outcome:
     """Run the step. When this returns, nothing reads its slots any more (SCHED-9).
 
     A failure of one request (a NaN in its router or in its logits) is told as its own; any other
@@ -154,7 +160,7 @@ def execute(plan: Plan, model: JaxModel, eos: frozenset[int]) -> Outcome:
                 return outcome
             out = model.advance(plan.layer, plan.rows, plan.positions, plan.tables, plan.want).get()
         for member in plan.members:
-            _tell(member, out, outcome, eos)
+            _tell(member, out, outcome, eos, sums)
     except Exception as error:
         return Outcome(plan.step, one_line(error))
     return outcome
@@ -166,7 +172,9 @@ def one_line(error: Exception) -> str:
     return text if isinstance(error, CoveyError) else f"{type(error).__name__}: {text}"
 
 
-def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) -> None:
+def _tell(
+    member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int], sums: bool
+) -> None:
     """The event that a part's end gives rise to, if any (see reference.vocab.events)."""
     number = member.visit.request
     span = slice(member.first, member.first + member.n)
@@ -176,6 +184,10 @@ def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) 
                 raise CoveyError(f"NaN in the router's scores at layer {out.layer}")
             topk = out.topk[span]
             outcome.routed[number] = topk
+            if out.ahead is not None:
+                layer, ranked = out.ahead[0], out.ahead[1][span]
+                good = ranked[(ranked >= 0).all(axis=1)]
+                outcome.gates[number] = {layer: votes(good, ranked.shape[1])} if len(good) else {}
             visit = Visit(number, member.visit.chunk, out.layer)
             outcome.events.append(Routed(visit, tuple(map(tuple, topk.tolist()))))
             return
@@ -185,15 +197,16 @@ def _tell(member: Member, out: StageOut, outcome: Outcome, eos: frozenset[int]) 
                 handle.put_logits(member.start + i, out.logits[member.first + i])
         if not member.final:
             return
-        request = handle.request
+        request, last = handle.request, member.first + member.n - 1
+        if sums and (handle.want_logits or request.max_new_tokens != 0):
+            outcome.sums[number] = sum_of(out.logits[last])
         if request.max_new_tokens == 0:
             outcome.events.append(Sampled(number, None, True))
             return
         # Nobody appends to the text while its step is in flight, so it can be read here.
         choice = choose(
-            out.logits[member.first + member.n - 1], handle.sampling, member.running.tokens,
-            len(request.prompt),
-        )  # fmt: skip
+            out.logits[last], handle.sampling, member.running.tokens, len(request.prompt)
+        )
         outcome.chosen[number] = choice
         stop = handle.stops(choice.token) or choice.token in eos  # ENGINE-13
         outcome.events.append(Sampled(number, choice.token, stop))

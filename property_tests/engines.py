@@ -10,7 +10,7 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import numpy as np
 
 from jax_impl.app.replay import replay
 from jax_impl.engine import JaxEngine
-from oracle.checkers import check_log
 from oracle.tiny import tiny_config, write_checkpoint
+from property_tests.witness import violations
 from reference.files.event_log import Log
 from reference.files.requests import Request
-from reference.handle import Result
+from reference.handle import RequestHandle, Result
 
 FOLDER = Path(tempfile.mkdtemp(prefix="covey-tests-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
@@ -59,6 +59,7 @@ def opened(
     """An engine with SMALL options. On leaving: it did not crash (unless `broken`), nothing it
     handed out is missing, and no checker objects to its log (unless not `judged`)."""
     engine = JaxEngine.open(path or checkpoint(), memory, **(SMALL | options))
+    handles = handles_of(engine)
     try:
         yield engine
     finally:
@@ -70,13 +71,30 @@ def opened(
         most = min(engine.options.threads, engine.sizes.host_slots or engine.options.threads)
         assert engine._loop.transfers.idle in (0, most)
     if judged:
-        judge(engine, complete=not broken)
+        judge(engine, complete=not broken, handles=handles)
 
 
-def judge(engine: JaxEngine, complete: bool = True) -> None:
-    """The engine's own event log passes every checker, and control decides the same again."""
-    violations = check_log(engine.records, complete=complete)
-    assert not violations, "\n".join(map(str, violations[:5]))
+def handles_of(engine: JaxEngine) -> list[RequestHandle]:
+    """The handles that the engine gives from now on."""
+    given: list[RequestHandle] = []
+    submit = engine._loop.submit
+
+    def submitting(make: Any) -> list[RequestHandle] | None:
+        handles = submit(make)
+        given.extend(handles or ())
+        return handles
+
+    engine._loop.submit = submitting
+    return given
+
+
+def judge(
+    engine: JaxEngine, complete: bool = True, handles: Iterable[RequestHandle] = ()
+) -> None:
+    """The engine's own event log passes every checker, with what callers got, also held against
+    the logs of all other tests; and control decides the same again (S16)."""
+    found = violations(engine.records, complete, handles)
+    assert not found, "\n".join(map(str, found[:5]))
     head, *records = engine.records
     seen = replay(Log(head, records), "the log")
     assert not seen.difference, f"line {seen.line}: {seen.difference}"

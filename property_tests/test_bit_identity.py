@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from jax_impl.engine import JaxEngine
-from oracle.checkers import check_log
 from oracle.tiny import tiny_config, write_checkpoint
+from property_tests.witness import violations
 from reference.engine import ReferenceEngine
 from reference.files.requests import Request
 from reference.handle import Result
@@ -79,7 +79,9 @@ def opened(kind: str, path: Path, **options: Any) -> Any:
 def alone(kind: str, path: Path, requests: list[Request]) -> dict[str, Result]:
     """Every request by itself: the next is submitted when the last has ended."""
     with opened(kind, path, memory="100%", kv_block=16, kv_tokens=16 * 40, max_running=1) as engine:
-        return {r.id: engine.submit(r, logits=True).result(120) for r in requests}
+        alone = {r.id: engine.submit(r, logits=True).result(120) for r in requests}
+    assert violations(engine.records) == []
+    return alone
 
 
 def same(a: Result, b: Result) -> bool:
@@ -119,7 +121,7 @@ def test_the_same_bits_in_any_company(kind: str, model: str, models: dict[str, P
             else:
                 assert same(results[r.id], expected[r.id]), (r, options)
                 compared += 1
-        assert check_log(engine.records) == []
+        assert violations(engine.records, handles=handles) == []
         loads += sum(1 for x in engine.records if x.get("action") == "Load")
     assert compared >= 2 * GAMES[kind]
     assert loads > 0 or model == "llama"
@@ -142,7 +144,7 @@ def test_the_minimum_budget_names_itself_and_gives_the_same_bits(
         with opened(kind, path, memory=least, scheduler=scheduler, kv_block=16) as engine:
             for h in engine.submit_all(requests, logits=True):
                 assert same(h.result(120), expected[h.id]), scheduler
-        assert check_log(engine.records) == []
+        assert violations(engine.records) == []
 
 
 @pytest.mark.rule("NUM-9")

@@ -297,7 +297,7 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S10", "is not ready", drop(event="Routed", visit=[0, 1, 0])),
     (
         "S10",
-        "a part without experts",
+        "a part that does nothing",
         edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [], True]]),
     ),
     (
@@ -307,7 +307,7 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
             {"action": "Compute", "step": 2}, parts=[[[0, 0, 0], [1], True], [[1, 0, 0], [1], True]]
         ),
     ),
-    ("S10", "last=False", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [2], False]])),
+    ("S10", "Routed for", edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [2], False]])),
     (
         "S10",
         "a second time",

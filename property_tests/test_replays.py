@@ -15,9 +15,9 @@ from engines import LIMIT_S, MINIMUM, alone, checkpoint, judge, request, same
 
 from jax_impl.app import main as app
 from jax_impl.app.replay import replay
-from oracle.checkers import check_log
 from oracle.swarm import swarm
 from property_tests.driven import driven
+from property_tests.witness import violations
 from reference.engine import ReferenceEngine
 from reference.files.event_log import Log, read_log
 from reference.files.requests import write_requests
@@ -67,7 +67,7 @@ def test_logs_of_the_simulator_replay() -> None:
 
 def again(records: list[dict[str, Any]], what: object) -> None:
     """The log passes the checkers, and control decides all of it again; another log does not."""
-    assert check_log(records) == [], what
+    assert violations(records) == [], what
     head, *rest = json.loads(json.dumps(records))
     seen = replay(Log(head, rest), str(what))
     assert not seen.difference and seen.complete, f"{what}: {seen}"

@@ -27,7 +27,7 @@ from reference.numerics.model import Model
 from reference.simulator.costs import CostModel
 from reference.simulator.loop import VirtualLoop
 from reference.vocab.errors import BadInput, Unsupported
-from reference.vocab.events import Arrived, Cancelled, Drain
+from reference.vocab.events import Arrived, Cancelled, Drain, Event
 from reference.vocab.ids import ExpertKey
 from reference.vocab.options import PREFETCHERS, ControlOptions
 
@@ -39,6 +39,17 @@ class _Handle(RequestHandle):
 
     def _until(self, true: Callable[[], bool], timeout_s: float | None) -> bool:
         return self.drive(true, timeout_s)
+
+
+class _Telling:
+    """The log as the loop writes it: with what the executor knows of an event."""
+
+    def __init__(self, log: LogWriter, executor: NumpyExecutor) -> None:
+        self.ask, self.action = log.ask, log.action
+        self._log, self._executor = log, executor
+
+    def event(self, event: Event, **extra: Any) -> None:
+        self._log.event(event, **self._executor.told(event), **extra)
 
 
 class ReferenceEngine:
@@ -114,6 +125,7 @@ class ReferenceEngine:
             retries=retries,
             warm=warm_order(warm, slots),
         )
+        costs = costs or CostModel()
         control = Scheduler(self.options)
         model = Model(self.checkpoint, dtype, kv_block, kv_dtype)  # type: ignore[arg-type]
         eos = frozenset() if ignore_eos else frozenset(config.eos)
@@ -122,14 +134,21 @@ class ReferenceEngine:
         head = head_of(
             self.options,
             engine="reference",
-            model={"family": config.family, "layers": len(config.layers), "hidden": config.hidden},
+            model={"path": str(self.checkpoint.path), "family": config.family,
+                   "layers": len(config.layers), "hidden": config.hidden},
             versions={"python": sys.version.split()[0], "numpy": np.__version__},
             expert_bytes=expert_bytes,
             budget_bytes=self.budget,
             slot_bytes=slot,
+            channels=costs.depth,
+            kv_dtype=kv_dtype,
+            dtype=np.dtype(dtype).name,
         )
         self._log = LogWriter(log, head, lambda: self.loop.now, keep=keep_log)
-        self.loop = VirtualLoop(control, self.executor, expert_bytes, costs, self._log)
+        if keep_log or log is not None:
+            self.executor.sums = {}
+        telling = _Telling(self._log, self.executor)
+        self.loop = VirtualLoop(control, self.executor, expert_bytes, costs, telling)
         self._next = 0
         self._lock = threading.RLock()
         self._closed = False

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.handle import RequestHandle
+from reference.handle import RequestHandle, sum_of
 from reference.numerics.model import Hidden, Model, State
 from reference.sampling import choose
 from reference.simulator.costs import Work
 from reference.vocab.actions import Compute, Finish, Load, Reject
 from reference.vocab.errors import CoveyError
-from reference.vocab.events import Computed, Event, Failed, Routed, Sampled
+from reference.vocab.events import Arrived, Computed, Event, Failed, Routed, Sampled
 from reference.vocab.ids import ENTRY, ExpertKey, Part, Visit
 
 
@@ -53,6 +53,9 @@ class NumpyExecutor:
         self.texts: dict[int, Text] = {}
         self.handles: dict[int, RequestHandle] = {}
         self.heat: dict[tuple[int, int], int] = defaultdict(int)
+        self.sums: dict[int, int] | None = None
+        """Checksums of the rows of logits that tokens were taken from, until the log has told them;
+        None: nobody logs."""
 
     def submitted(self, handle: RequestHandle) -> None:
         """A request that will arrive."""
@@ -97,6 +100,15 @@ class NumpyExecutor:
                 error = error or str(e)
         end = Failed(action.step, error, tuple(failed)) if failed else Computed(action.step)
         return [end, *events]
+
+    def told(self, event: Event) -> dict[str, Any]:
+        """What the log says of an event beside what control hears."""
+        if isinstance(event, Arrived):
+            handle = self.handles[event.request]
+            return {"id": handle.id, "asked": handle.asked}
+        if isinstance(event, Sampled) and self.sums and event.request in self.sums:
+            return {"sum": self.sums.pop(event.request)}
+        return {}
 
     def ended(self, action: Finish | Reject) -> None:
         """Forget the request and tell its handle."""
@@ -159,6 +171,8 @@ class NumpyExecutor:
                 text.handle.put_logits(start + i, row)
         if not final:
             return []
+        if self.sums is not None and logits is not None:
+            self.sums[number] = sum_of(logits[-1])
         request = text.handle.request
         if request.max_new_tokens == 0:
             return [Sampled(number, None, True)]

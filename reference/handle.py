@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 
@@ -35,6 +37,11 @@ class Result:
     token_s: tuple[float, ...]
     logits: np.ndarray | None
     logprobs: tuple[Logprobs, ...] | None = None
+
+
+def sum_of(row: np.ndarray) -> int:
+    """CRC-32 of a row of logits, as event logs tell it (SAFE-13)."""
+    return zlib.crc32(np.ascontiguousarray(row).data)
 
 
 class RequestHandle:
@@ -68,6 +75,13 @@ class RequestHandle:
         self._reason: str | None = None
         self._error: str | None = None
         self._changed = threading.Condition()
+
+    @property
+    def asked(self) -> str:
+        """16 hex digits of what its tokens depend on: the prompt, and how they are chosen."""
+        how = astuple(replace(self.sampling, logprobs=None))
+        text = repr(([int(t) for t in self.request.prompt], how))
+        return blake2b(text.encode(), digest_size=8).hexdigest()
 
     # -- the caller's side
 

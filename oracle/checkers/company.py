@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from oracle.checkers.records import LogView, Violation
 
-BITS = ("engine", "model", "versions", "compute", "kv_dtype", "tile", "wide", "backend")
+BITS = ("engine", "model", "versions", "dtype", "compute", "kv_dtype", "tile", "wide", "backend")
 """Fields of the head that bits may depend on, beside options.kv_block."""
 
 

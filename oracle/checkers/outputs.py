@@ -25,12 +25,13 @@ def check_outputs(log: LogView, rows: Iterable[Mapping[str, Any]]) -> Iterator[V
     were sampled, in order and no others, and are told the end as it was.
 
     A row is {"id", "tokens", "finish_reason"}, with "prompt_tokens" and "max_new_tokens" where
-    known. A stop text may take away tokens at the end. Rows are found by `id`, told on Arrived.
+    known. A stop text may take away tokens at the end. A row belongs to the request of its
+    "number", the order of arrival, if it has one, else to that of its id, which Arrived tells.
     """
-    requests = _requests(log)
+    by_number, by_name = _requests(log)
     for row in rows:
         name = row["id"]
-        told = requests.get(name)
+        told = by_number.get(row["number"]) if "number" in row else by_name.get(name)
         if told is None:
             if row["tokens"]:
                 text = f"request '{name}' gave {len(row['tokens'])} tokens and never arrived"
@@ -57,14 +58,16 @@ def _faulty(told: _Told, tokens: list[int], reason: str) -> str:
     return ""
 
 
-def _requests(log: LogView) -> dict[str, _Told]:
+def _requests(log: LogView) -> tuple[dict[int, _Told], dict[str, _Told]]:
+    """By order of arrival, and by id."""
     by_number: dict[int, _Told] = {}
     by_name: dict[str, _Told] = {}
     for line in log.lines:
         record = line.record
-        if line.name == "Arrived" and "id" in record:
+        if line.name == "Arrived":
             told = _Told(line.number, record["prompt_len"], record["max_new_tokens"])
-            by_name[record["id"]] = by_number[record["request"]] = told
+            by_number[record["request"]] = told
+            by_name[str(record.get("id"))] = told
         elif line.name == "Sampled" and record["request"] in by_number:
             if record["token"] is not None:
                 by_number[record["request"]].tokens.append(record["token"])
@@ -72,4 +75,4 @@ def _requests(log: LogView) -> dict[str, _Told]:
             if record["request"] in by_number:
                 reason = record.get("reason", "") if line.name == "Finish" else "rejected"
                 by_number[record["request"]].reason = reason
-    return by_name
+    return by_number, by_name

@@ -93,6 +93,11 @@ class LogWriter:
         """What was kept so far, as a Log (needs `keep`)."""
         return Log(self.head, self.records, self.ended)
 
+    @property
+    def now(self) -> float:
+        """The `t` of a record written now."""
+        return round(float(self._clock()), 9)
+
     def event(self, event: Event, **extra: Any) -> None:
         """One event, just before or after control handles it; `extra` fields are added."""
         self._write(record_of(event), extra)
@@ -118,7 +123,7 @@ class LogWriter:
             raise ValueError(f"extra fields hide the record's own: {sorted(shared)}")
         if not self._keep and self._fd < 0:
             return
-        full = {"t": round(float(self._clock()), 9), **record, **plain(extra)}
+        full = {"t": self.now, **record, **plain(extra)}
         if "end" in full:
             full["end"] = plain(full["end"])
         if self._keep:
