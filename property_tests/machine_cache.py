@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from property_tests.machine import SMALL, Traced
+from property_tests.obvious_evictions import PLAIN, Plain
 from reference.control.cache import FREE, LOADING, QUARANTINED, READY, ExpertCache
+from reference.vocab.options import EVICTIONS
 
 
 @dataclass
 class Lists:
-    """What a cache is: slots with a state and an expert, and the order in which they were used."""
+    """What a cache is: slots with a state and an expert, and a policy that says who goes first."""
 
-    per_layer: bool
-    experts: int
+    policy: Plain
     state: list[int]
     code: list[int]
-    used: list[int] = field(default_factory=list)
-    """READY slots, the least recently used first."""
     ticket: dict[int, int] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
     prompts: list[int] = field(default_factory=list)
@@ -39,9 +38,6 @@ class Lists:
 
     def slot_of(self, code: int) -> int:
         return self.code.index(code)
-
-    def layer(self, slot: int) -> int:
-        return self.code[slot] // self.experts
 
     def may_go(self, slot: int) -> bool:
         """CACHE-3, CACHE-4, CACHE-7, SCHED-9."""
@@ -58,25 +54,19 @@ class Lists:
         """Slots that could be given away now."""
         return sum(s == FREE or self.may_go(i) for i, s in enumerate(self.state))
 
-    def in_layer(self, layer: int) -> int:
-        return sum(
-            s in (LOADING, READY) and self.layer(i) == layer for i, s in enumerate(self.state)
-        )
+    def ready(self) -> list[int]:
+        return [i for i, state in enumerate(self.state) if state == READY]
 
-    def victim(self, code: int, layers: int, strict: bool) -> int | None:
-        """CACHE-5 and CACHE-6, for a full cache: wanted last, then layer by layer, then age."""
-        own, share = code // self.experts, max(1, len(self.state) // layers)
-
-        def rank(slot: int) -> tuple:
-            age = self.used.index(slot)
-            layer = self.layer(slot) if self.per_layer else 0
-            first = self.per_layer and layer == own and self.in_layer(own) >= share
-            most = -self.in_layer(layer) if self.per_layer else 0
-            return self.wanted[self.code[slot]] > 0, not first, most, layer, age
-
-        able = [i for i in self.used if self.may_go(i)]
+    def victim(self, code: int, strict: bool) -> int | None:
+        """CACHE-6, for a full cache: wanted last, else as the policy says."""
+        able = [i for i in self.ready() if self.may_go(i)]
         if strict:
             able = [i for i in able if not self.wanted[self.code[i]]]
+
+        def rank(slot: int) -> tuple:
+            here = self.code[slot]
+            return self.wanted[here] > 0, self.policy.rank(slot, here, code)
+
         return min(able, key=rank, default=None)
 
 
@@ -84,20 +74,23 @@ class CacheMachine(Traced):
     """One cache, told what the scheduler might tell it."""
 
     make: ClassVar[Callable[..., Any]] = ExpertCache
+    evictions: ClassVar[tuple[str, ...]] = EVICTIONS
 
     @initialize(
         slots=st.integers(1, 4),
         layers=st.integers(1, 2),
         experts=st.integers(3, 4),
-        per_layer=st.booleans(),
+        which=SMALL,
         resident=st.integers(0, 4),
     )
-    def start(
-        self, slots: int, layers: int, experts: int, per_layer: bool, resident: int
-    ) -> None:
-        self.cache = type(self).make(slots, layers, experts, per_layer)
+    def start(self, slots: int, layers: int, experts: int, which: int, resident: int) -> None:
+        name = self.evictions[which % len(self.evictions)]
+        self.cache = type(self).make(slots, layers, experts, name)
         self.layers, self.codes = layers, layers * experts
-        self.m = Lists(per_layer, experts, [FREE] * slots, [-1] * slots)
+        policy: Any = PLAIN[name](name, slots, layers, experts)
+        policy.limit = getattr(self.cache.policy, "LIMIT", 0)
+        policy.step = getattr(self.cache.policy, "STEP", 0)
+        self.m = Lists(policy, [FREE] * slots, [-1] * slots)
         for which in range(min(resident, slots, self.codes)):
             self.transfer(self.absent()[(3 * which) % len(self.absent())], False, False)
             self.arrive(next(iter(self.m.ticket)))
@@ -120,7 +113,11 @@ class CacheMachine(Traced):
         slot = self.cache.victim(code, False)
         assert slot is not None
         self.check(m.state[slot] == FREE or m.may_go(slot), f"slot {slot} was handed out")
+        if m.state[slot] == READY:
+            m.policy.drop(slot, m.code[slot])
+            m.policy.gone(m.code[slot])
         self.drop(slot)
+        m.policy.begin(code)
         ticket = self.cache.begin(slot, code, fresh, bulk)
         self.check(ticket not in m.ticket and ticket > max(m.ticket, default=0), "ticket")
         m.state[slot], m.code[slot], m.ticket[ticket] = LOADING, code, slot
@@ -134,7 +131,6 @@ class CacheMachine(Traced):
         m = self.m
         m.state[slot], m.code[slot] = FREE, -1
         m.fresh.discard(slot)
-        m.used = [i for i in m.used if i != slot]
         m.prompts = [i for i in m.prompts if i != slot]
 
     @precondition(lambda self: self.m.ticket)
@@ -152,7 +148,7 @@ class CacheMachine(Traced):
         else:
             self.check(told == self.m.code[slot], "another expert")
             self.m.state[slot] = READY
-            self.m.used.append(slot)
+            self.m.policy.arrive(slot, self.m.code[slot])
 
     @precondition(lambda self: self.m.ticket and QUARANTINED not in self.m.state)
     @rule(which=SMALL, drained=st.booleans())
@@ -164,28 +160,36 @@ class CacheMachine(Traced):
         known = m.state[slot] == QUARANTINED
         told = self.cache.failed(ticket, drained)
         self.check(told == (-1 if known else m.code[slot]), "another expert")
+        if not known:
+            m.policy.gone(m.code[slot])
         self.drop(slot)
         if drained:
             del m.ticket[ticket]
         else:
             m.state[slot] = QUARANTINED
 
-    @precondition(lambda self: self.m.used)
-    @rule(which=SMALL, bulk=st.booleans(), promote=st.booleans())
-    def read(self, which: int, bulk: bool, promote: bool) -> None:
+    @precondition(lambda self: self.m.ready())
+    @rule(which=SMALL, bulk=st.booleans(), promote=st.booleans(), often=st.integers(1, 3))
+    def read(self, which: int, bulk: bool, promote: bool, often: int) -> None:
         """FETCH-4: a prompt's use promotes nothing, and what came for it goes first."""
         m = self.m
-        slot = m.used[which % len(m.used)]
-        self.trace.append(f"read {m.code[slot]}")
-        got = self.cache.read(m.code[slot], bulk, promote)
-        self.check(got == slot, "another slot")
+        slot = m.ready()[which % len(m.ready())]
+        code = m.code[slot]
+        self.trace.append(f"read {code}")
+        for _ in range(often):
+            got = self.cache.read(code, bulk, promote)
+            self.check(got == slot, "another slot")
+            self.used(slot, code, bulk, promote)
+
+    def used(self, slot: int, code: int, bulk: bool, promote: bool) -> None:
+        m = self.m
         m.read[slot] += 1
         m.fresh.discard(slot)
         if bulk and not promote:
             if slot in m.prompts:
-                m.used = [slot, *(i for i in m.used if i != slot)]
+                m.policy.demote(slot, code)
             return
-        m.used = [*(i for i in m.used if i != slot), slot]
+        m.policy.use(slot, code)
         if not bulk:
             m.prompts = [i for i in m.prompts if i != slot]
 
@@ -204,6 +208,9 @@ class CacheMachine(Traced):
         code = which % self.codes
         self.trace.append(f"want {code}")
         self.cache.want((code,), 1, task)
+        if not self.m.wanted[code]:
+            here = [i for i in self.m.ready() if self.m.code[i] == code]
+            self.m.policy.named(code, here[0] if here else -1)
         self.m.wanted[code] += 1
         self.m.tasks[code] += task
 
@@ -235,12 +242,32 @@ class CacheMachine(Traced):
         self.cache.hold((code,), -1)
         self.m.held[code] -= 1
 
+    @precondition(lambda self: self.m.policy.name == "least-stale")
+    @rule(visits=st.integers(1, 2), running=st.integers(1, 3))
+    def enter(self, visits: int, running: int) -> None:
+        self.trace.append("enter")
+        self.cache.policy.entered(visits, running)
+        self.m.policy.entered(visits, running)
+
+    @precondition(lambda self: self.m.policy.name == "known-demand")
+    @rule(stages=st.lists(st.integers(-1, 1), max_size=2))
+    def look(self, stages: list[int]) -> None:
+        self.trace.append("look")
+        stages = [stage for stage in stages if stage < self.layers]
+        self.cache.policy.look(stages)
+        self.m.policy.look(stages)
+
     @rule()
     def go_on_with_a_copy(self) -> None:
         """A copy is the same and shares nothing: the old one is spoilt."""
         old, self.cache = self.cache, self.cache.copy()
+        self.check(self.cache.key() == old.key(), "a copy is another")
         for ticket in list(old.flying):
             old.loaded(ticket)
+        for slot in self.m.ready():
+            old.policy.use(slot, self.m.code[slot])
+            old.policy.drop(slot, self.m.code[slot])
+        old.policy.entered(9, 1)
         for code in range(self.codes):
             old.want((code,), 1, True)
 
@@ -272,10 +299,13 @@ class CacheMachine(Traced):
         waits = [i for i in m.prompts if m.may_go(i) and not m.wanted[m.code[i]]]
         self.check(c.bulk_victim() == (waits[0] if waits else first), "victim among prompts'")
         for code in self.absent():
+            order = [slot for slots in c.policy.victims(code) for slot in slots]
+            right_order = sorted(m.ready(), key=lambda i: m.policy.rank(i, m.code[i], code))
+            self.check(order == right_order, f"order for {code}: {order}, not {right_order}")
             for strict in (False, True):
                 got = c.victim(code, strict)
                 if FREE in m.state:
                     self.check(got is not None and m.state[got] == FREE, "a free slot first")
                 else:
-                    right = m.victim(code, self.layers, strict)
+                    right = m.victim(code, strict)
                     self.check(got == right, f"victim for {code}: {got}, not {right}")

@@ -27,7 +27,7 @@ from reference.vocab.events import (
     Sampled,
 )
 from reference.vocab.ids import ENTRY, Visit
-from reference.vocab.options import FETCH_ORDERS, SCHEDULERS, ControlOptions
+from reference.vocab.options import EVICTIONS, FETCH_ORDERS, SCHEDULERS, ControlOptions
 
 BASE = ControlOptions(
     layers=(0, 1), experts=4, top_k=2, slots=4, chunk=4, kv_block=4, kv_tokens=400
@@ -77,7 +77,7 @@ def test_random_play_ends_and_leaves_nothing_behind() -> None:
         policies[o.grouping, o.readiness, o.fetch_order, o.eviction] += 1
         assert game.admitted == sorted(game.admitted)
     assert seen == {"arrive", "load", "late", "compute", "cancel", "drain", "failed step"}
-    assert len(policies) == 3 * 2 * 3 * 2
+    assert len(policies) == 3 * 2 * 3 * len(EVICTIONS)
 
 
 @pytest.mark.rule("CACHE-2")
@@ -473,7 +473,7 @@ def test_the_victim_by_hand(eviction: str, gone: set[tuple[int, int]]) -> None:
         return
     for step_id in list(s.steps):
         s.handle(Computed(step_id))
-    order = [s.key_of(s.cache.code[i]) for i in s.cache.orders[0]]
+    order = [s.key_of(s.cache.code[i]) for i in s.cache.policy.orders[0]]
     slot = s.cache.victim(1 * s.experts + 2, False)
     assert slot is not None
     assert s.key_of(s.cache.code[slot]) == order[0]

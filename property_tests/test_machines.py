@@ -22,11 +22,14 @@ from property_tests.machine import Traced, hunt, machine_settings
 from property_tests.machine_cache import CacheMachine
 from property_tests.machine_control import ControlMachine
 from property_tests.machine_engine import ASKED, EngineMachine
+from reference.control.eviction_counts import Adaptive, Frequency
 from reference.vocab.options import ControlOptions
 
 EXAMPLES = 200
 """Within so many every seeded fault is found."""
-CACHE, FETCH, LIFE = (f"reference.control.{name}" for name in ("cache", "fetch", "lifecycle"))
+CACHE, FETCH, LIFE, COUNTS = (
+    f"reference.control.{name}" for name in ("cache", "fetch", "lifecycle", "eviction_counts")
+)
 
 
 def play(machine: type[Traced], examples: int, steps: int) -> Counter:
@@ -40,13 +43,18 @@ def play(machine: type[Traced], examples: int, steps: int) -> Counter:
 
 
 @pytest.mark.rule(
-    "CACHE-3", "CACHE-4", "CACHE-5", "CACHE-6", "CACHE-7", "CACHE-8", "CACHE-9", "FETCH-4"
-)
-def test_the_cache_is_what_lists_say() -> None:
-    taken = play(CacheMachine, 150, 50)
+    "CACHE-3", "CACHE-4", "CACHE-5", "CACHE-6", "CACHE-7", "CACHE-8", "CACHE-9", "FETCH-4",
+    "CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13",
+)  # fmt: skip
+def test_the_cache_is_what_lists_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Counts are halved and shares change hands within so few steps.
+    monkeypatch.setattr(Frequency, "LIMIT", 3)
+    monkeypatch.setattr(Adaptive, "STEP", 1)
+    taken = play(CacheMachine, 200, 50)
     kinds = {step.split()[0] for step in taken}
     assert kinds == {
-        "begin", "loaded", "failed", "read", "release", "want", "served", "hold", "let",
+        "begin", "loaded", "failed", "read", "release", "want", "served", "hold", "let", "enter",
+        "look",
     }  # fmt: skip
 
 
@@ -94,24 +102,33 @@ FREED = """s.pending = [c for c in s.pending if c in s.cache.holds]
                 s.cache._forget(slot)"""
 UNDRAINED = "if not drained:\n                self"
 TWO, THREE = [(1, 2)] * 2, [(1, 2)] * 3
+RECENT = ("per-layer", "global")
 BROKEN_CACHES = {
     # The least recently used of two: both must be there, in a full cache.
-    "most-recent-goes": ("for slot in order:", "for slot in reversed(list(order)):", 4),
-    "quarantine-is-free": (UNDRAINED, "if False:\n                self", 2),
-    # As above, and the older one is read and let go again.
-    "use-does-not-count": ("if not bulk or promote:\n", "if bulk and promote:\n", 6),
-    "claims-hold-nothing": ("and code not in self.holds\n", "and True\n", 3),
+    "most-recent-goes": (
+        CACHE, "for slot in order:", "for slot in reversed(list(order)):", RECENT, 4,
+    ),
+    "quarantine-is-free": (
+        CACHE, UNDRAINED, "if False:\n                self", RECENT, 2,
+    ),
+    # As above, and the older one is read.
+    "use-does-not-count": (
+        CACHE, "if not bulk or promote:\n", "if bulk and promote:\n", RECENT, 5,
+    ),
+    "claims-hold-nothing": (CACHE, "and code not in self.holds\n", "and True\n", RECENT, 3),
+    # CACHE-13: the newcomer's layer has its share and no more.
+    "share-is-exceeded": (COUNTS, ">= self.shares[own]", "> self.shares[own]", ("adaptive",), 4),
 }  # fmt: skip
 
 
-@pytest.mark.rule("CACHE-3", "CACHE-5", "CACHE-9")
+@pytest.mark.rule("CACHE-3", "CACHE-5", "CACHE-9", "CACHE-13")
 @pytest.mark.parametrize("name", BROKEN_CACHES)
 def test_a_broken_cache_is_found(name: str) -> None:
-    old, new, least = BROKEN_CACHES[name]
-    with mutated(Mutant(name, CACHE, old, new, "")) as module:
+    where, old, new, evictions, least = BROKEN_CACHES[name]
+    with mutated(Mutant(name, where, old, new, "")) as module:
         broken: Any = module
-        machine = type("Broken", (CacheMachine,), {"make": broken.ExpertCache})
-        found = hunt(machine, EXAMPLES, 14)
+        parts = {"make": broken.ExpertCache, "evictions": evictions}
+        found = hunt(type("Broken", (CacheMachine,), parts), EXAMPLES, 22)
     assert found is not None
     assert len(found.shortest) == least, found
 

@@ -100,7 +100,7 @@ def projected(node: Node) -> str:
         named = (truth[NEED] | truth[PART]) << max(0, truth[STAGE]) * o.experts
         out += ["r", r.max_new, PHASES[truth[PHASE]], truth[TOKENS], truth[STAGE] + 1, named]
         out += [int(r.claimed), int(r.doomed is not None)]
-    for order in cache.orders:
+    for order in cache.policy.orders:
         out += ["c", *(cache.code[slot] for slot in order)]
     out += ["t", *(cache.code[slot] for slot in cache.flying.values())]
     out += ["p", *s.pending]

@@ -8,13 +8,15 @@ Every question costs what is kept or in flight, not what is cached: caches have 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Iterable
+
+from reference.control.eviction_counts import POLICIES
 
 FREE, LOADING, READY, QUARANTINED = 0, 1, 2, 3
 
 
 class ExpertCache:
-    """Slots, recency and the three ways in which an expert is kept.
+    """Slots and the three ways in which an expert is kept.
 
     holds    claims of visits that wait for all their experts together (CACHE-3)
     readers  slot -> running steps that read it
@@ -22,24 +24,20 @@ class ExpertCache:
 
     `wanted[code]` counts the waiting visits that have named the expert, `tasks[code]` those among
     them that run it by itself, as soon as it is there. `bulk` are the slots that came for a prompt.
-    `orders` list READY slots, least recently used first: one for all, or one a layer. That is the
-    only recency there is. `flying` maps tickets to the slots that they may still write.
+    `policy` orders the READY slots (eviction.py): the only recency and the only counts that there
+    are. `flying` maps tickets to the slots that they may still write.
     """
 
     __slots__ = (
-        "bulk", "code", "experts", "flying", "free", "fresh", "holds", "in_layer", "next_ticket",
-        "orders", "per_layer", "readers", "share", "state", "tasks", "wanted", "where",
+        "bulk", "code", "flying", "free", "fresh", "holds", "next_ticket", "policy", "readers",
+        "state", "tasks", "wanted", "where",
     )  # fmt: skip
 
-    def __init__(self, slots: int, layers: int, experts: int, per_layer: bool) -> None:
-        self.experts = max(1, experts)
-        self.per_layer = per_layer
-        self.share = max(1, slots // max(1, layers))
+    def __init__(self, slots: int, layers: int, experts: int, eviction: str) -> None:
+        self.policy = POLICIES[eviction](slots, layers, experts)
         self.code = [-1] * slots
         self.state = [FREE] * slots
         self.free = list(range(slots))[::-1]
-        self.in_layer = [0] * max(1, layers)
-        self.orders = [OrderedDict[int, None]() for _ in range(layers if per_layer else 1)]
         self.flying: dict[int, int] = {}
         self.readers: dict[int, int] = {}
         self.fresh: dict[int, None] = {}
@@ -53,14 +51,10 @@ class ExpertCache:
     def copy(self) -> ExpertCache:
         """An independent copy."""
         new = ExpertCache.__new__(ExpertCache)
-        new.experts = self.experts
-        new.per_layer = self.per_layer
-        new.share = self.share
+        new.policy = self.policy.copy()
         new.code = self.code[:]
         new.state = self.state[:]
         new.free = self.free[:]
-        new.in_layer = self.in_layer[:]
-        new.orders = [order.copy() for order in self.orders]
         new.flying = self.flying.copy()
         new.readers = self.readers.copy()
         new.fresh = self.fresh.copy()
@@ -75,19 +69,20 @@ class ExpertCache:
     def key(self) -> tuple:
         """What the future depends on, slots unnumbered: they are interchangeable.
 
-        READY experts in order of recency, transfers in order of issue. Claims, wants and readers
-        follow from the requests' state and are left out.
+        READY experts as the policy orders them and what else it remembers, transfers in order of
+        issue. Claims, wants and readers follow from the requests' state and are left out.
         """
         code, fresh, bulk, state = self.code, self.fresh, self.bulk, self.state
         place = {s: i for i, s in enumerate(bulk)}  # prompts' slots go in order of arrival
         return (
             tuple([
                 tuple([(code[s], s in fresh, place.get(s, -1)) for s in order])
-                for order in self.orders
+                for order in self.policy.ranks()
             ]),
             tuple([
                 (state[s], code[s], s in fresh, place.get(s, -1)) for s in self.flying.values()
             ]),
+            self.policy.extra(),
         )  # fmt: skip
 
     # -- questions -------------------------------------------------------------------------
@@ -124,23 +119,14 @@ class ExpertCache:
     # -- giving a slot away (CACHE-5, CACHE-6) -----------------------------------------------
 
     def victim(self, code: int, strict: bool) -> int | None:
-        """The slot to overwrite with `code`: a free one, else the least recently used that may go.
-
-        per-layer: within the newcomer's layer once that layer has its even share of the slots,
-        else from the layer that has most. Not a partition. An expert that a waiting visit has
-        named goes only when nothing else may (never, with `strict`).
-        """
+        """The slot to overwrite with `code`: a free one, else the first of the policy's that may
+        go. An expert that a waiting visit has named goes only when nothing else may (never, with
+        `strict`)."""
         if self.free:
             return self.free[-1]
-        if not self.per_layer:
-            return self._oldest(self.orders[0], strict)
-        layer = code // self.experts
-        layers = sorted(range(len(self.in_layer)), key=lambda i: -self.in_layer[i])
-        if self.in_layer[layer] >= self.share:
-            layers.insert(0, layer)  # its own first
         fallback = None
-        for other in layers:
-            slot = self._oldest(self.orders[other], strict)
+        for order in self.policy.victims(code):
+            slot = self._oldest(order, strict)
             if slot is not None and self.code[slot] not in self.wanted:
                 return slot
             fallback = slot if fallback is None else fallback
@@ -150,7 +136,7 @@ class ExpertCache:
         """Like `victim`, among the slots that came for prompts; the first to come goes first."""
         return self._oldest(self.bulk, False)
 
-    def _oldest(self, order: dict[int, None], strict: bool) -> int | None:
+    def _oldest(self, order: Iterable[int], strict: bool) -> int | None:
         fallback = None
         for slot in order:
             if self.evictable(slot):
@@ -160,13 +146,10 @@ class ExpertCache:
                     fallback = slot
         return fallback
 
-    def _order(self, slot: int) -> OrderedDict[int, None]:
-        return self.orders[self.code[slot] // self.experts if self.per_layer else 0]
-
     def begin(self, slot: int, code: int, fresh: bool, bulk: bool) -> int:
         """Start a transfer of `code` into `slot`; what lay there is gone. Returns the ticket."""
         if self.state[slot] == READY:
-            del self._order(slot)[slot]
+            self.policy.drop(slot, self.code[slot])
             self._forget(slot)
         self.free.pop()  # this slot: `victim` offers the last, `_forget` puts it last
         self.state[slot] = LOADING
@@ -176,7 +159,7 @@ class ExpertCache:
         if bulk:
             self.bulk[slot] = None
         self.where[code] = slot
-        self.in_layer[code // self.experts] += 1
+        self.policy.begin(code)
         ticket = self.next_ticket
         self.next_ticket += 1
         self.flying[ticket] = slot
@@ -184,7 +167,7 @@ class ExpertCache:
 
     def _forget(self, slot: int) -> None:
         del self.where[self.code[slot]]
-        self.in_layer[self.code[slot] // self.experts] -= 1
+        self.policy.gone(self.code[slot])
         self.fresh.pop(slot, None)
         self.bulk.pop(slot, None)
         self._set_free(slot)
@@ -204,7 +187,7 @@ class ExpertCache:
             self._set_free(slot)
             return -1
         self.state[slot] = READY
-        self._order(slot)[slot] = None
+        self.policy.arrive(slot, self.code[slot])
         return self.code[slot]
 
     def failed(self, ticket: int, drained: bool) -> int:
@@ -226,7 +209,7 @@ class ExpertCache:
     # -- use -------------------------------------------------------------------------------
 
     def read(self, code: int, bulk: bool, promote: bool) -> int:
-        """A step reads the expert: it becomes the most recent and is no longer fresh.
+        """A step reads the expert: the policy counts it as used, and it is no longer fresh.
 
         A prompt's use (`bulk`) does not promote it, and what came for a prompt goes first
         afterwards, so that prompts do not flush what decoding visits live on (FETCH-4).
@@ -237,9 +220,9 @@ class ExpertCache:
         if not bulk:
             self.bulk.pop(slot, None)
         if not bulk or promote:
-            self._order(slot).move_to_end(slot)
+            self.policy.use(slot, code)
         elif slot in self.bulk:
-            self._order(slot).move_to_end(slot, last=False)
+            self.policy.demote(slot, code)
         return slot
 
     def release(self, slot: int) -> None:
@@ -248,6 +231,10 @@ class ExpertCache:
 
     def want(self, codes: tuple[int, ...], by: int, task: bool) -> None:
         """Count (+1) or discount (-1) a waiting visit's named experts."""
+        if by > 0:
+            for code in codes:
+                if code not in self.wanted:
+                    self.policy.named(code, self.where[code] if self.present(code) else -1)
         add(self.wanted, codes, by)
         if task:
             add(self.tasks, codes, by)

@@ -53,6 +53,7 @@ ORDERS: dict[str, Callable[[Scheduler, Request], tuple[int, ...]]] = {
 
 def fetch(s: Scheduler, actions: list[Action], channels: int, choose: Chooser) -> None:
     """Issue up to `channels` loads and claim for visits that need none (FETCH-2, FETCH-5)."""
+    s.cache.policy.look([r.stage for r in s.running.values()])
     if s.warming:
         if not s.running and not s.draining:
             return _warm(s, actions, channels)

@@ -125,6 +125,8 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
         numbers.append(r.number)
         if codes and not rest:
             s.routed_order.remove(r.number)
+    if stage < 0:
+        cache.policy.entered(len(numbers), len(s.running))
     pairs = sorted((code % per_layer, slot) for code, slot in slots.items())
     step = s.next_step
     s.next_step += 1

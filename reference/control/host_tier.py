@@ -41,7 +41,7 @@ class HostTier:
     __slots__ = ("free", "keys", "late", "loads", "orders", "per_layer", "pins", "share", "state")
 
     def __init__(self, entries: int, layers: int = 1, eviction: Eviction = "per-layer") -> None:
-        self.per_layer = eviction == "per-layer"
+        self.per_layer = eviction != "global"
         self.share = max(1, entries // max(1, layers))
         self.keys: list[ExpertKey | None] = [None] * entries
         self.state = [FREE] * entries

@@ -40,8 +40,8 @@ class Scheduler:
         self.blocking = options.grouping == "lockstep-blocking"
         self.claims = not self.lockstep and options.readiness == "visit"
         self.max_lag = options.max_lag or 4 * (len(options.layers) + 1)
-        per_layer = options.eviction == "per-layer"
-        self.cache = ExpertCache(options.slots, len(options.layers), options.experts, per_layer)
+        layers = len(options.layers)
+        self.cache = ExpertCache(options.slots, layers, options.experts, options.eviction)
         self.queue: list[Request] = []
         self.running: dict[int, Request] = {}
         self.routed_order: list[int] = []

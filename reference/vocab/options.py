@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Grouping = Literal["interleaved", "lockstep", "lockstep-blocking"]
 Readiness = Literal["visit", "expert"]
 FetchOrder = Literal["least-progress", "first-come", "fewest-missing"]
-Eviction = Literal["per-layer", "global"]
+Eviction = Literal[
+    "per-layer", "global", "lfu", "lfru", "least-stale", "known-demand", "adaptive"
+]
 
 SCHEDULERS: tuple[Grouping, ...] = ("interleaved", "lockstep", "lockstep-blocking")
 READINESS: tuple[Readiness, ...] = ("visit", "expert")
 FETCH_ORDERS: tuple[FetchOrder, ...] = ("least-progress", "first-come", "fewest-missing")
-EVICTIONS: tuple[Eviction, ...] = ("per-layer", "global")
+EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 PREFETCHERS: tuple[str, ...] = ("none", "next-gate", "activation", "layer", "token")
 
 
@@ -30,7 +32,7 @@ class ControlOptions:
     readiness:    'visit': a visit runs when all its experts are resident;
                   'expert': each (expert, tokens) task runs as soon as its expert is (SCHED-3)
     fetch_order:  which waiting visit is served first (FETCH-1)
-    eviction:     scope of the LRU victim (CACHE-5)
+    eviction:     which expert goes when a slot is needed (CACHE-5, CACHE-10 to CACHE-13)
     bulk_slots:   slots that visits needing more than top_k experts (prompt chunks) may hold
                   together; 0 chooses max(1, slots // 4) (FETCH-4)
     bulk_every:   at most one bulk load in this many loads while decoding visits want the channel

@@ -1,0 +1,171 @@
+"""The eviction policies alone, against the obvious ones, in traffic that is like a cache's."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import pytest
+
+from oracle.patching import Mutant, mutated
+from property_tests.obvious_evictions import PLAIN
+from reference.control import eviction_counts
+from reference.vocab.options import EVICTIONS
+
+COUNTS, EVICT = "reference.control.eviction_counts", "reference.control.eviction"
+
+
+class Traffic:
+    """Slots that are filled, used and given away; `agree` compares the whole order of going."""
+
+    def __init__(self, name: str, seed: int, module: Any = eviction_counts) -> None:
+        rng = self.rng = random.Random(f"{name} {seed}")
+        self.slots, self.layers, self.experts = rng.randint(2, 12), rng.randint(1, 4), 6
+        shape = (self.slots, self.layers, self.experts)
+        self.policy = module.POLICIES[name](*shape)
+        self.plain: Any = PLAIN[name](name, *shape)
+        self.plain.limit = getattr(self.policy, "LIMIT", 0)
+        self.plain.step = getattr(self.policy, "STEP", 0)
+        self.ready: dict[int, int] = {}
+        self.loading: dict[int, int] = {}
+
+    def tell(self, what: str, *values: Any) -> None:
+        getattr(self.policy, what)(*values)
+        getattr(self.plain, what)(*values)
+
+    def turn(self) -> None:
+        """An expert is named; it is used, or read into the slot of another; or something else."""
+        rng = self.rng
+        if rng.random() < 0.1:
+            self.other()
+            return
+        # Few experts are named often, so that they come back.
+        code = min(rng.randrange(self.layers * self.experts) for _ in range(2))
+        slot = next((s for s, c in self.ready.items() if c == code), -1)
+        self.tell("named", code, slot)
+        if slot >= 0:
+            self.tell("demote" if rng.random() < 0.1 else "use", slot, code)
+        elif code not in self.loading.values():
+            free = set(range(self.slots)) - self.ready.keys() - self.loading.keys()
+            if free:
+                slot = min(free)
+            elif self.ready:
+                kept = rng.choice([*self.ready, -1])
+                order = [s for s in self.order(code) if s != kept]
+                if not order:
+                    return
+                slot = order[0]
+                self.tell("drop", slot, self.ready[slot])
+                self.tell("gone", self.ready.pop(slot))
+            else:
+                return
+            self.tell("begin", code)
+            self.loading[slot] = code
+        for slot, code in list(self.loading.items()):
+            if rng.random() < 0.7:
+                del self.loading[slot]
+                if rng.random() < 0.1:
+                    self.tell("gone", code)
+                else:
+                    self.ready[slot] = code
+                    self.tell("arrive", slot, code)
+
+    def other(self) -> None:
+        rng = self.rng
+        self.tell("entered", rng.randint(1, 3), 3)
+        self.tell("look", [rng.randint(-1, self.layers - 1) for _ in range(rng.randint(0, 2))])
+        old, self.policy = self.policy, self.policy.copy()
+        assert self.policy.extra() == old.extra()
+        assert [list(x) for x in self.policy.ranks()] == [list(x) for x in old.ranks()]
+        for slot, code in self.ready.items():  # the old one is spoilt
+            old.named(code, slot)
+            old.use(slot, code)
+            old.drop(slot, code)
+            old.gone(code)
+        old.entered(9, 1)
+
+    def order(self, code: int) -> list[int]:
+        return [slot for slots in self.policy.victims(code) for slot in slots]
+
+    def agree(self) -> bool:
+        code = self.rng.randrange(self.layers * self.experts)
+        plain = sorted(self.ready, key=lambda s: self.plain.rank(s, self.ready[s], code))
+        return self.order(code) == plain
+
+
+def first_difference(name: str, seeds: int, turns: int, module: Any = eviction_counts) -> Any:
+    """(seed, turn) at which a policy does not do what the obvious one does, or fails; else None."""
+    for seed in range(seeds):
+        traffic = Traffic(name, seed, module)
+        for turn in range(turns):
+            try:
+                traffic.turn()
+                same = traffic.agree()
+            except (KeyError, AssertionError):
+                same = False
+            if not same:
+                return seed, turn
+    return None
+
+
+@pytest.mark.rule("CACHE-5", "CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13")
+@pytest.mark.parametrize("name", EVICTIONS)
+def test_policies_order_slots_as_the_obvious_ones_do(name: str) -> None:
+    assert first_difference(name, 30, 250) is None
+
+
+@pytest.mark.rule("CACHE-10", "CACHE-13")
+@pytest.mark.parametrize("name", ["lfu", "lfru", "known-demand", "adaptive"])
+def test_nothing_counts_for_ever(name: str) -> None:
+    """Whatever happens, the counts stay below their limit, and shares keep their sum."""
+    traffic = Traffic(name, 0)
+    policy = traffic.policy
+    shares = sum(getattr(policy, "shares", []))
+    for _ in range(3000):
+        traffic.turn()
+        if name == "adaptive":
+            assert max(policy.gain + policy.loss) < 2 * policy.STEP
+            assert sum(policy.shares) == shares and min(policy.shares) >= 1
+            assert all(len(past) <= policy.reach for past in policy.past)
+        else:
+            assert max(policy.count) < policy.LIMIT
+
+
+FAULTS = {
+    "counts-are-not-halved": (COUNTS, "self.count[code] >= self.LIMIT", "False", "lfu"),
+    "classes-are-not-halved": (COUNTS, "n // 2)  # FADED", "n)  # FADED", "lfru"),
+    "counts-are-forgotten": (
+        COUNTS, "self._put(slot, code, self.count[code])\n\n    def use",
+        "self._put(slot, code, 0)\n\n    def use", "known-demand",
+    ),
+    "prompts-count-as-unused": (
+        COUNTS, "        self._put(slot, code, FADED)\n"
+        "        self.classes[code // self.experts][FADED]", "        self._put(slot, code, 0)\n"
+        "        self.classes[code // self.experts][0]", "lfu",
+    ),
+    "counts-are-shared": (COUNTS, "new.count = self.count[:]", "new.count = self.count", "lfru"),
+    "one-round-is-enough": (COUNTS, "[*range(layers), *range(layers)]", "range(layers)",
+                            "known-demand"),
+    "nothing-is-traded": (COUNTS, "self.shares[layer] += 1", "self.shares[layer] += 0",
+                          "adaptive"),
+    "losses-do-not-count": (COUNTS, "self._count(self.loss, layer)", "pass", "adaptive"),
+    "too-much-is-remembered": (COUNTS, "if len(past) > self.reach:", "if False:", "adaptive"),
+    "the-past-is-shared": (COUNTS, "new.past = [order.copy() for order in self.past]",
+                           "new.past = self.past", "adaptive"),
+    "a-pass-never-ends": (EVICT, "if self.entries >= running:", "if False:", "least-stale"),
+    "a-pass-is-too-long": (EVICT, "if self.entries >= running:", "if self.entries > running:",
+                           "least-stale"),
+    "forwards": (EVICT, "(own - back) % layers", "(own + back) % layers", "least-stale"),
+    "most-used-goes-first": (EVICT, "self.drop(slot, code)\n        self.touched[code",
+                             "return\n        self.touched[code", "least-stale"),
+}  # fmt: skip
+
+
+@pytest.mark.rule("CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_seen(fault: str) -> None:
+    where, old, new, name = FAULTS[fault]
+    with mutated(Mutant(fault, where, old, new, "")) as module:
+        broken = sys.modules[f"{module.__name__.rsplit('.', 1)[0]}.eviction_counts"]
+        assert first_difference(name, 30, 250, broken) is not None
