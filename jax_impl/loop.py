@@ -25,8 +25,12 @@ from jax_impl.transfer import Transferred, Transfers
 from reference.control import Scheduler
 from reference.files.event_log import LogWriter
 from reference.handle import RequestHandle
+from reference.prediction import Predictor
+from reference.prediction.accuracy import Accuracy
+from reference.prediction.listener import Listener
 from reference.vocab import events as ev
 from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
+from reference.vocab.ids import Visit
 from reference.vocab.sampling import Choice
 
 
@@ -60,6 +64,7 @@ class Loop:
         eos: frozenset[int],
         check: bool = False,
         sums: bool = False,
+        predictor: Predictor | None = None,
         rate: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,7 +79,11 @@ class Loop:
         self._handles: dict[int, RequestHandle] = {}
         self._held = Holdings(model.rows, model.kinds, options.kv_block)
         self._step: Plan | None = None
-        self._guesses: set[int] = set()
+        self._warm: set[int] = set()
+        """Tickets of a warm start's loads."""
+        self._ear = Listener(predictor, options, self._tokens) if predictor else None
+        self._accuracy = Accuracy(options.prefetch) if predictor else None
+        self._told = {"channel_s": 0.0, "compute_s": 0.0}
         self._flying: set[int] = set()
         """Loads that control has not heard of: what is idle is told as the log has it (SAFE-11)."""
         whole = (i for i, kind in enumerate(model.kinds) if kind.window is None)
@@ -109,7 +118,10 @@ class Loop:
     def snapshot(self) -> dict[str, Any]:
         """The totals up to now."""
         now = replace(self.totals, blamed=self.totals.blamed.copy(), ended=self.totals.ended.copy())
-        return now.as_dict(self._clock(), self._rate)
+        told = now.as_dict(self._clock(), self._rate)
+        if self._accuracy is not None:
+            told["prediction"] = self._accuracy.as_dict()
+        return told
 
     def runs_here(self) -> bool:
         """The caller is on one of the engine's own threads."""
@@ -178,6 +190,8 @@ class Loop:
 
     def _tell(self, event: ev.Event, **extra: Any) -> None:
         self._log.event(event, **extra)
+        if self._accuracy is not None:
+            self._accuracy.event(event)
         self._scheduler.handle(event)
 
     def _take(self, item: Item) -> None:
@@ -217,15 +231,22 @@ class Loop:
         self._flying.discard(done.ticket)
         self.transfers.heard(done)
         if done.drained:
-            now, guess = self._clock(), done.ticket in self._guesses
-            self.totals.load_ended(now, done.key, done.nbytes, ok, guess, done.disk_bytes)
+            now, warm = self._clock(), done.ticket in self._warm
+            self.totals.load_ended(now, done.key, done.nbytes, ok, warm, done.disk_bytes)
         if done.error is not None:
             self._tell(ev.LoadFailed(done.ticket, done.error, done.drained))
             return
         # What a late load brings is kept out of use by the scheduler, not here (CACHE-9).
         self._held.fill(done.slot, Resident(done.key, done.handle, done.sum))
         extra: dict[str, Any] = {} if done.sum is None else {"sum": done.sum}
-        self._tell(ev.Loaded(done.ticket), seconds=round(done.seconds, 6), **extra)
+        busy = self._busier("channel_s")
+        self._tell(ev.Loaded(done.ticket, busy), seconds=round(done.seconds, 6), **extra)
+
+    def _busier(self, side: str) -> int:
+        """Nanoseconds by which a side's time has grown since this was last asked (SCHED-13)."""
+        now = getattr(self.totals, side)
+        was, self._told[side] = self._told[side], now
+        return round(1e9 * (now - was))
 
     def _computed(self, outcome: Outcome) -> None:
         plan, self._step = self._step, None
@@ -234,7 +255,8 @@ class Loop:
         if outcome.error:
             self._tell(ev.Failed(outcome.step, outcome.error, outcome.failed), **outcome.told)
         else:
-            self._tell(ev.Computed(outcome.step), **outcome.told)
+            busy = self._busier("compute_s")
+            self._tell(ev.Computed(outcome.step, busy), **outcome.told)
         for member in plan.members:
             running = member.running
             running.topk = outcome.routed.get(running.number)
@@ -251,6 +273,25 @@ class Loop:
                 named = distinct(event.visit.layer, event.experts)
                 self.totals.routed(named, self._held.present(named))
             self._tell(event, **extra)
+            if self._ear is not None and isinstance(event, ev.Routed | ev.Sampled):
+                self._expect(self._ear, event, plan, outcome)
+
+    def _expect(
+        self, ear: Listener, event: ev.Routed | ev.Sampled, plan: Plan, outcome: Outcome
+    ) -> None:
+        """PREDICT-2: what is expected goes to control directly behind what it follows from."""
+        number = event.visit.request if isinstance(event, ev.Routed) else event.request
+        chunk = next(m.visit.chunk for m in plan.members if m.running.number == number)
+        for said in ear.heard(event, chunk, outcome.gates.get(number)):
+            self._tell(said)
+
+    def _tokens(self, visit: Visit) -> list[int]:
+        """Token ids of a visit's chunk."""
+        running = self._held.running.get(visit.request)
+        if running is None:
+            return []
+        start, end = running.span(visit.chunk, self._chunk)
+        return running.tokens[start:end]
 
     def _sampled(self, number: int, choice: Choice) -> None:
         running = self._held.running[number]
@@ -265,12 +306,14 @@ class Loop:
         self._log.ask(*lanes)
         run = None
         for action in self._scheduler.next_actions(*lanes):
+            if self._accuracy is not None:
+                self._accuracy.action(action)
             match action:
                 case Load(ticket, key, slot):
                     self._held.clear(slot)
                     self.totals.load_started(self._clock())
-                    if action.guess:
-                        self._guesses.add(ticket)
+                    if action.guess and not self._scheduler.running:
+                        self._warm.add(ticket)
                     self._flying.add(ticket)
                     told = self.transfers.start(ticket, key, slot)
                     self._log.action(action, bytes=self.transfers.bytes_of(key), **told)
@@ -306,6 +349,8 @@ class Loop:
 
     def _ended(self, action: Finish | Reject) -> None:
         self._held.end(action.request)
+        if self._ear is not None:
+            self._ear.ended(action.request)
         with self._lock:
             handle = self._handles.pop(action.request)
         if isinstance(action, Reject):

@@ -104,9 +104,12 @@ class AnyPolicy(Scheduler):
             if r.stage != stage or (chosen and rows + r.rows > self.options.max_rows):
                 continue
             here = [c for c in r.need if self.cache.present(c)]
-            codes = _pick([NOTHING, *(_subsets(here) if r.need else [()])], choose)
-            if codes is not NOTHING:
-                chosen.append((r, codes))
+            parts = [(codes, last) for codes in _subsets(here) if codes or not r.need
+                     for last in (False, True)
+                     if (len(codes) == len(r.need) or not last) and (codes or last)]
+            part = _pick([NOTHING, *parts], choose)
+            if part is not NOTHING:
+                chosen.append((r, *part))
                 rows += r.rows
         if chosen:
             _start(self, actions, chosen)
@@ -117,8 +120,6 @@ def _pick(options: list[Any], choose: Chooser) -> Any:
 
 
 def _subsets(codes: list[int]) -> list[tuple[int, ...]]:
-    """All but the empty one."""
     return [
-        tuple([c for i, c in enumerate(codes) if mask >> i & 1])
-        for mask in range(1, 1 << len(codes))
+        tuple([c for i, c in enumerate(codes) if mask >> i & 1]) for mask in range(1 << len(codes))
     ]

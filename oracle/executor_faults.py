@@ -8,6 +8,7 @@ from __future__ import annotations
 from oracle.patching import Mutant
 
 LOOP, TRANSFER = "reference.simulator.loop", "jax_impl.transfer"
+LOADED = "return [Loaded(action.ticket, nanoseconds(self.costs.transfer(self.expert_bytes)))]"
 
 
 def _m(name: str, module: str, old: str, new: str, declared: str) -> Mutant:
@@ -16,14 +17,8 @@ def _m(name: str, module: str, old: str, new: str, declared: str) -> Mutant:
 
 EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
     # The virtual-time loop, rig "loop".
-    _m("completion-dropped", LOOP, "return [Loaded(action.ticket)]", "return []", "S3"),
-    _m(
-        "completion-twice",
-        LOOP,
-        "return [Loaded(action.ticket)]",
-        "return [Loaded(action.ticket)] * 2",
-        "S3",
-    ),
+    _m("completion-dropped", LOOP, LOADED, "return []", "S3"),
+    _m("completion-twice", LOOP, LOADED, LOADED + " * 2", "S3"),
     _m(
         "written-to-wrong-slot",
         LOOP,
@@ -35,14 +30,14 @@ EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
         "failed-read-told-as-loaded",
         LOOP,
         "return [LoadFailed(action.ticket, str(error))]",
-        "return [Loaded(action.ticket)]",
+        LOADED,
         "S9",
     ),
     _m(
         "computed-told-early",
         LOOP,
-        "self.at(self.now + seconds, lambda: self._computed(action))",
-        "self.at(self.now, lambda: self._computed(action))",
+        "self.at(self.now + seconds, lambda: self._computed(action, seconds))",
+        "self.at(self.now, lambda: self._computed(action, seconds))",
         "S9",
     ),
     _m("late-write-told-as-drained", LOOP, "fault.error, drained=False)", "fault.error)", "S3"),

@@ -42,7 +42,7 @@ REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERRO
 
 def obey(w: World, actions: list[Action], channels: int, lanes: int) -> Fault | None:
     """Obey the actions of one ask and judge them; the first fault is (property, text)."""
-    at_barrier = not w.scope.interleaved
+    at_barrier = w.scope.lockstep
     for action in actions:
         if at_barrier and isinstance(action, Load | Compute):
             at_barrier = _advance(w)
@@ -104,7 +104,7 @@ def _compute(w: World, a: Compute) -> Fault | None:
     stage = -1 if a.layer == ENTRY else scope.ordinal.get(a.layer, -2)
     if stage == -2:
         return "S10", f"{a}: no such layer"
-    if not scope.interleaved and stage != w.front:
+    if scope.lockstep and stage != w.front:
         return "S10", f"{a}: the barrier stands at stage {w.front}"
     if scope.blocking and LOADING in w.state:
         return "S11", f"{a}: a load is under way"
@@ -125,13 +125,14 @@ def _compute(w: World, a: Compute) -> Fault | None:
             mask |= 1 << expert
         if r[PHASE] != WAITING or visit.chunk != r[CHUNK] or stage != r[STAGE]:
             return "S10", f"{a}: request {visit.request} is elsewhere: {r}"
-        if mask & ~r[NEED] or mask.bit_count() != len(of_part) or not (mask or stage < 0):
+        idle = not mask and (r[NEED] or not last)
+        if mask & ~r[NEED] or mask.bit_count() != len(of_part) or idle:
             return "S10", f"{a}: experts {of_part} of needed {r[NEED]:b}"
         used |= mask
         rows += scope.rows(r[CHUNK], r[PROMPT])
         r[NEED] &= ~mask
         r[PHASE], r[PART], r[LAST] = RUNNING, mask, int(last)
-        if last == (r[NEED] != 0):
+        if last and r[NEED]:
             return "S10", f"{a}: last={last}, left {r[NEED]:b}"
         members.append(r[NUMBER])
     if used != held:
@@ -211,6 +212,8 @@ def _free_to_go(w: World, r: list[int]) -> bool:
     """Neither the lag bound nor a barrier can be what holds this request."""
     if w.scope.interleaved:
         return r[MADE] < w.scope.lag_bound
+    if not w.scope.lockstep:
+        return True
     running = [x for x in w.live if x[PHASE] != QUEUED]
     return len({x[STAGE] for x in running}) == 1 and not any(x[PHASE] == OWED for x in running)
 
@@ -241,12 +244,18 @@ def _here(w: World, r: list[int]) -> int:
     return mask & r[NEED]
 
 
+def _all_whole(w: World) -> bool:
+    """Whoever waits for whom, somebody can go on: all wait, and all that they lack is there."""
+    running = [r for r in w.live if r[PHASE] != QUEUED]
+    return all(r[PHASE] == WAITING and _here(w, r) == r[NEED] for r in running)
+
+
 def _runnable(w: World, r: list[int]) -> bool:
     scope = w.scope
     if not _free_to_go(w, r) or (scope.blocking and LOADING in w.state):
         return False
     if not r[NEED]:
-        return True
+        return scope.interleaved or _all_whole(w)
     here = _here(w, r)
     if scope.by_task or scope.rows(r[CHUNK], r[PROMPT]) > 1:
         return here != 0

@@ -20,6 +20,7 @@ class Scope:
     initial       how many have arrived before the first ask; the others come at any time
     channels      transfers at a time
     load_faults, step_faults, cancels, drains   how often each may happen, anywhere
+    predictions   how often an executor tells what it expects of one of a request's next two visits
     undrained     a failed transfer may be reported while its write can still land
     stops         a token may end the text early
     split         Computed and its results are told one by one, with asks between
@@ -38,6 +39,7 @@ class Scope:
     step_faults: int = 0
     cancels: int = 0
     drains: int = 0
+    predictions: int = 0
     undrained: bool = False
     stops: bool = False
     split: bool = False
@@ -65,9 +67,14 @@ class Scope:
     @cached_property
     def interleaved(self) -> bool:
         """No barrier."""
-        return self.options.grouping == "interleaved"
+        return self.options.grouping in ("interleaved", "micro-queues")
 
     @cached_property
+    def lockstep(self) -> bool:
+        """There is a barrier."""
+        return self.options.grouping.startswith("lockstep")
+
+    @property
     def blocking(self) -> bool:
         """Fetching and computing exclude one another."""
         return self.options.grouping == "lockstep-blocking"
@@ -75,7 +82,7 @@ class Scope:
     @cached_property
     def by_task(self) -> bool:
         """A visit may run in parts, whatever its chunk."""
-        return not self.interleaved or self.options.readiness == "expert"
+        return (self.options.grouping, self.options.readiness) != ("interleaved", "visit")
 
     @cached_property
     def lag_bound(self) -> int:

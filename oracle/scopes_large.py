@@ -47,6 +47,37 @@ LARGE: tuple[Scope, ...] = (
         (2, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), grouping="lockstep-blocking", load_faults=1,
         undrained=True, suite="long",
     ),
+    scope(
+        "four-k1-faults", "four-k1-s3 with a failed load and a cancel anywhere",
+        (2, 3, 1, 3), (*_THREE, (1, 2)), load_faults=1, cancels=1, suite="long",
+    ),
+    scope(
+        "deep-batch-k2", "two requests of five tokens through three layers: long ways",
+        (3, 3, 2, 4), ((1, 5), (1, 5)), batch=True, initial=1, suite="long",
+    ),
+    scope(
+        "deep-batch-k1", "the same through four layers with one expert a token, and a cancel",
+        (4, 2, 1, 3), ((1, 5), (1, 5)), batch=True, initial=1, cancels=1, suite="long",
+    ),
+    scope(
+        "bulk-batch-k2", "a prompt in waves that comes at any time, a cancel",
+        (2, 4, 2, 3), ((3, 2), (1, 2)), batch=True, cancels=1, initial=1, suite="long",
+    ),
+    scope(
+        "split-batch-k2", "results one by one and late, stops, a failed load and a cancel",
+        (2, 4, 2, 4), ((1, 2), (1, 2)), batch=True, split=True, load_faults=1, cancels=1,
+        stops=True, suite="long",
+    ),
+    scope(
+        "claims-batch-k2", "as claims-k2-c2, and several events before an ask",
+        (2, 4, 2, 4), ((1, 2), (1, 2), (1, 1)), channels=2, batch=True, load_faults=1,
+        undrained=True, cancels=1, suite="long",
+    ),
+    scope(
+        "tasks-batch-k2", "tasks over two channels, a failed load, several events before an ask",
+        (2, 4, 2, 4), ((1, 2), (1, 2)), channels=2, batch=True, readiness="expert",
+        load_faults=1, suite="long",
+    ),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ A request is a list of small integers, see the index names below; expert codes a
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
 from oracle.scopes import Scope
 from reference.vocab import events as ev
@@ -52,7 +52,7 @@ class World:
 
     __slots__ = (
         "arrived", "cancels", "code", "draining", "drains", "fails", "front", "live", "load_faults",
-        "newest_step", "newest_ticket", "scope", "state", "step", "step_faults", "ticket",
+        "newest_step", "newest_ticket", "predictions", "scope", "state", "step", "step_faults", "ticket",
     )  # fmt: skip
 
     def __init__(self, scope: Scope) -> None:
@@ -70,6 +70,7 @@ class World:
         self.load_faults = scope.load_faults
         self.step_faults = scope.step_faults
         self.drains = scope.drains
+        self.predictions = scope.predictions
         self.draining = False
         self.newest_ticket = self.newest_step = 0
         self.front = -1
@@ -89,6 +90,7 @@ class World:
         new.load_faults = self.load_faults
         new.step_faults = self.step_faults
         new.drains = self.drains
+        new.predictions = self.predictions
         new.draining = self.draining
         new.newest_ticket = self.newest_ticket
         new.newest_step = self.newest_step
@@ -105,7 +107,10 @@ class World:
             [r[1:] for r in self.live],
             self.step is not None,
             sorted(self.fails.items()),
-            (self.arrived, self.cancels, self.load_faults, self.step_faults, self.drains),
+            (
+                self.arrived, self.cancels, self.load_faults, self.step_faults, self.drains,
+                self.predictions,
+            ),
             self.draining,
             self.front,
             (self.state, self.code, self.step and self.step[2]) if named else 0,
@@ -170,6 +175,8 @@ class World:
             out += [((ev.Cancelled(r[NUMBER]),), False) for r in self.live]
         if self.drains:
             out.append(((ev.Drain(),), False))
+        if self.predictions:
+            out += [((guess,), False) for r in self.live for guess in self._guesses(r)]
         return out
 
     def arrival(self, number: int) -> ev.Arrived:
@@ -210,6 +217,26 @@ class World:
         out: list[ev.Event] = [ev.Sampled(r[NUMBER], 7, False)]
         if scope.stops and r[TOKENS] + 1 < r[NEW]:
             out.append(ev.Sampled(r[NUMBER], 7, True))
+        return out
+
+    def _guesses(self, r: list[int]) -> list[ev.Event]:
+        """What may be told of the request's next two visits at layers with experts: of as many
+        experts as control listens to, each choice in each order."""
+        scope = self.scope
+        out: list[ev.Event] = []
+        if r[PHASE] in (QUEUED, ENDED):
+            return out
+        chunk, stage = r[CHUNK], r[STAGE]
+        last_chunk = scope.prompt_chunks(r[PROMPT]) - 1 + max(0, r[NEW] - 1)
+        for _ in range(2):
+            stage += 1
+            if stage > scope.last_stage:
+                chunk, stage = chunk + 1, 0
+            if chunk > last_chunk:
+                break
+            visit = Visit(r[NUMBER], chunk, scope.options.layers[stage])
+            for told in permutations(range(scope.options.experts), scope.options.prefetch):
+                out.append(ev.Predicted(visit, tuple((e, 0.5**i) for i, e in enumerate(told))))
         return out
 
     # -- what happened ---------------------------------------------------------------------
@@ -323,6 +350,9 @@ class World:
         if r is not None:
             r[WHY] |= CANCELLED
 
+    def _predicted(self, e: ev.Predicted) -> None:
+        self.predictions -= 1
+
     def _drain(self, e: ev.Drain) -> None:
         self.drains -= 1
         self.draining = True
@@ -334,6 +364,7 @@ HAPPEN = {
     ev.LoadFailed: World._load_failed,
     ev.Computed: World._computed,
     ev.Failed: World._failed,
+    ev.Predicted: World._predicted,
     ev.Routed: World._routed,
     ev.Sampled: World._sampled,
     ev.Cancelled: World._cancelled,

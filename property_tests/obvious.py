@@ -72,7 +72,8 @@ class Books:
         self.front: tuple[int, list[tuple[Text, int]]] = (-1, [])
         """Lock-step: where the last step was, and who stood there with which chunk."""
         self.lag = options.max_lag or 4 * (len(options.layers) + 1)  # SCHED-7
-        self.interleaved = options.grouping == "interleaved"
+        self.apart = options.grouping in ("interleaved", "micro-queues")
+        self.lockstep = options.grouping.startswith("lockstep")
 
     # -- words
 
@@ -81,6 +82,10 @@ class Books:
 
     def bulk(self, t: Text) -> bool:
         return self.rows(t) > 1
+
+    def kind(self, t: Text) -> bool:
+        """The class that SCHED-6 speaks of: prompts are one where they run apart."""
+        return self.apart and self.bulk(t)
 
     def blocks(self, t: Text) -> int:
         return -(-(t.prompt + t.new) // self.o.kv_block)
@@ -180,22 +185,25 @@ class Books:
             if number in failed:
                 t.why.add("error")
             elif t.last and not t.why:
-                bulk = self.bulk(t)
+                kind = self.kind(t)
                 t.progress += 1
-                self.clock[bulk] = max(self.clock[bulk], t.progress)
+                self.clock[kind] = max(self.clock[kind], t.progress)
                 if t.place == len(self.o.layers) - 1 and not self.final(t):
                     self._open(t)
 
     def _open(self, t: Text) -> None:
-        was = self.bulk(t)
+        was = self.kind(t)
         t.chunk, t.place, t.left = t.chunk + 1, -1, set()
-        if self.bulk(t) != was:
+        if self.kind(t) != was:
             self._enter(t)
 
     def _enter(self, t: Text) -> None:
         """SCHED-6."""
-        others = [o.progress for o in self.live() if o is not t and self.bulk(o) == self.bulk(t)]
-        t.progress = min(others, default=self.clock[self.bulk(t)])
+        others = [o.progress for o in self.live() if o is not t and self.kind(o) == self.kind(t)]
+        t.progress = min(others, default=self.clock[self.kind(t)])
+        if self.o.grouping == "balanced":
+            while t.progress % (len(self.o.layers) + 1):
+                t.progress += 1
 
     def _sampled(self, t: Text, token: int | None, stop: bool) -> None:
         t.tokens += token is not None
@@ -259,11 +267,13 @@ class Books:
             keys = {ExpertKey(a.layer, e) for e in experts}
             must(keys <= t.left and bool(keys) == bool(t.left), "SCHED-3: twice, or not named")
             t.left -= keys
-            must(last == (not t.left), "SCHED-3: the visit's last part")
+            must(not (last and t.left), "SCHED-3: the visit's last part")
+            must(last or (keys and (t.left or not self.apart)), "SCHED-12: it is held for nothing")
             used |= keys
             t.computing, t.last = True, last
             texts.append(t)
-            whole = self.interleaved and self.o.readiness == "visit" and not self.bulk(t)
+            claims = (self.o.grouping, self.o.readiness) == ("interleaved", "visit")
+            whole = claims and not self.bulk(t)
             must(last or not whole, "SCHED-3: a decoding visit runs as a whole")
         must({t.place for t in texts} == {texts[0].place}, "SCHED-4: one layer")
         for expert, number in a.slots:
@@ -274,9 +284,13 @@ class Books:
         must(len(texts) == 1 or rows <= self.o.max_rows, "max_rows")
         loading = any(s.kind == "loading" for s in self.slots)
         must(self.o.grouping != "lockstep-blocking" or not loading, "SCHED-4: computes, reading")
-        if self.interleaved:
+        if self.apart:
             must(len({self.bulk(t) for t in texts}) == 1, "SCHED-5: prompts apart")
-        else:
+        if self.lockstep:
+            here = {s.key for s in self.slots if s.kind == "ready"}
+            level = [t for t in self.live() if t.place == texts[0].place and not t.why]
+            whole = all(t.left <= here for t in level)
+            must(whole or not any(t.last for t in texts), f"SCHED-12: gone on alone: {a}")
             place = texts[0].place
             for t, chunk in self.front[1] if place != self.front[0] else ():
                 gone = t.number in self.ended or (t.chunk, t.place) != (chunk, self.front[0])
@@ -294,6 +308,7 @@ class Books:
         if (queue := self.queued()) and len(self.live()) < self.o.max_running:
             held = sum(self.blocks(t) for t in [*self.live(), queue[0]])
             must(held > self.o.kv_tokens // self.o.kv_block, f"ADMIT-2: {queue[0]} would fit")
-        decode = [t.progress for t in self.live() if not self.bulk(t)]
-        if self.interleaved and decode:
-            must(max(decode) - min(decode) <= self.lag, f"SCHED-7: {decode}")
+        level = [t.progress for t in self.live() if not self.kind(t)]
+        if not self.lockstep and level:  # balanced, one who comes waits for a token's begin
+            most = self.lag + (0 if self.apart else len(self.o.layers) + 1)
+            must(max(level) - min(level) <= most, f"SCHED-7: {level}")

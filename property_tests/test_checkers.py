@@ -297,7 +297,7 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
     ("S10", "is not ready", drop(event="Routed", visit=[0, 1, 0])),
     (
         "S10",
-        "a part that does nothing",
+        "a part without experts",
         edit({"action": "Compute", "step": 3}, parts=[[[0, 0, 0], [], True]]),
     ),
     (

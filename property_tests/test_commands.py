@@ -26,6 +26,7 @@ from jax_impl.app import verify as verify_command
 from jax_impl.app.output import Progress
 from jax_impl.app.settings import Setting
 from jax_impl.app.waiting import Interrupt
+from oracle.checkers import CHECKS
 from oracle.tiny import tiny_config, write_checkpoint
 from reference.files.requests import Request, write_requests
 from reference.vocab.errors import BadInput
@@ -67,7 +68,8 @@ def test_run_check_and_replay(
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said[:4]] == ["r0", "r1", "r2", "r3"]
     assert "of the bound was reached" in said[4]
-    assert said[5].endswith("no violation of S1, S2, S3, S4, S5, S6, S7, S8, S9, S10, S11, L3")
+    assert said[5].endswith(f"no violation of {', '.join(CHECKS)}")
+    assert said[6].endswith("actions, all decided again from the same events (S16)")
 
     document = json.loads(out.read_text())
     assert list(document) == ["requests", "totals"]
@@ -80,11 +82,41 @@ def test_run_check_and_replay(
         assert row["ttft_s"] == row["token_s"][0] <= row["token_s"][-1]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["events.jsonl", "out.json"]
 
-    assert run("check", log) == 0
+    assert run("check", log, "--outputs", out) == 0
     assert " records, no violation of S1, " in capsys.readouterr().out
+    contradicted(log, out, capsys)
     assert run("replay", log) == 0
     assert capsys.readouterr().out.endswith("actions: the same\n")
     spoil(log, model, capsys)
+
+
+def contradicted(log: Path, out: Path, capsys: Capture) -> None:
+    """Another token than the log's is found in the results, and another log's in a log."""
+    document = json.loads(out.read_text())
+    document["requests"][0]["tokens"][1] += 1
+    wrong = out.with_name("wrong.json")
+    wrong.write_text(json.dumps(document))
+    assert run("check", log, "--outputs", wrong) == 1
+    assert ": S15: request 'r0': tokens " in capsys.readouterr().out
+    other = log.with_name("other.jsonl")
+    lines = log.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"event":"Sampled"' in line)
+    record = json.loads(lines[at])
+    assert record["sum"] > 0
+    for change, found in (({}, ""), ({"sum": 7}, "S13"), ({"token": record["token"] + 1}, "S13")):
+        other.write_text("\n".join([*lines[:at], json.dumps(record | change), *lines[at + 1:]]))
+        assert run("check", log, other) == bool(found)
+        said = capsys.readouterr().out.splitlines()
+        assert said[-1] == "2 logs, " + (
+            "1 contradictions" if found else "no contradiction between them (S12, S13, S14, S16)")
+        assert not found or said[-2].startswith(f"{other}:{at + 1}: {found}: request ")
+    assert run("check", log, other, "--outputs", out) == 2
+    assert "one EVENTS" in capsys.readouterr().err
+    wrong.write_text('{"requests": [{"id": "a"}]}')
+    assert run("check", log, "--outputs", wrong) == 2
+    assert "requests[0] is" in capsys.readouterr().err
+    wrong.unlink()
+    other.unlink()
 
 
 def spoil(log: Path, model: Path, capsys: Capture) -> None:
@@ -186,7 +218,7 @@ def test_defaults_yield_to_what_a_request_says(model: Path, tmp_path: Path) -> N
         (["{model}", "--memory", "lots"], "'lots'"),
         (["{model}", "--memory", "-3"], "size '-3': not a number with one of"),
         (["{model}", "--scheduler", "bevy"],
-         "argument --scheduler: unsupported 'bevy'; supported: interleaved, lockstep, "),
+         "argument --scheduler: unsupported 'bevy'; supported: interleaved, balanced, "),
         (["{model}", "--prefetch", "next-gate"],
          "argument --prefetch: unsupported 'next-gate'; supported: none"),
         (["{model}", "--temperature", "nan"], "nan; a number from 0 to 1000 expected"),
@@ -399,8 +431,8 @@ def test_verify_compares_and_counts(model: Path, capsys: Capture) -> None:
     assert run("verify", model, "--engine", "reference", "--rounds", 1, "--count", 4,
                "--quiet") == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    # 13 settings of 4 requests of 8 tokens; prompts of 1, 3, 9 and 24 tokens give 65 rows.
-    assert last == ("52 comparisons (4 requests, 13 settings, 416 tokens, 845 rows of logits): "
+    # 21 settings of 4 requests of 8 tokens; prompts of 1, 3, 9 and 24 tokens give 65 rows.
+    assert last == ("84 comparisons (4 requests, 21 settings, 672 tokens, 1365 rows of logits): "
                     "all the same bits")
 
 
@@ -513,7 +545,7 @@ def test_the_plan_covers() -> None:
     assert settings.budgets(0, 0, 0) == [1]
     for rounds in (1, 2, 5):
         tried = settings.plan(memories, rounds)
-        assert len(tried) == 12 * rounds
+        assert len(tried) == 2 * len(settings.SCHEDULERS) * 2 * rounds
         least = {s.scheduler for s in tried if s.memory == 2000}
         assert least == set(settings.SCHEDULERS)
         assert {s.readiness for s in tried} == set(settings.READINESS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -27,7 +27,13 @@ from reference.vocab.events import (
     Sampled,
 )
 from reference.vocab.ids import ENTRY, Visit
-from reference.vocab.options import EVICTIONS, FETCH_ORDERS, SCHEDULERS, ControlOptions
+from reference.vocab.options import (
+    EVICTIONS,
+    FETCH_ORDERS,
+    READINESS,
+    SCHEDULERS,
+    ControlOptions,
+)
 
 BASE = ControlOptions(
     layers=(0, 1), experts=4, top_k=2, slots=4, chunk=4, kv_block=4, kv_tokens=400
@@ -77,7 +83,8 @@ def test_random_play_ends_and_leaves_nothing_behind() -> None:
         policies[o.grouping, o.readiness, o.fetch_order, o.eviction] += 1
         assert game.admitted == sorted(game.admitted)
     assert seen == {"arrive", "load", "late", "compute", "cancel", "drain", "failed step"}
-    assert len(policies) == 3 * 2 * 3 * len(EVICTIONS)
+    for place, values in ((1, READINESS), (2, FETCH_ORDERS), (3, EVICTIONS)):
+        assert {(p[0], p[place]) for p in policies} == set(product(SCHEDULERS, values))
 
 
 @pytest.mark.rule("CACHE-2")

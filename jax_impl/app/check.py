@@ -1,16 +1,22 @@
-"""Judge an event log.
+"""Judge event logs.
 
-Reads what a run wrote with --log and checks it against the properties S1 to S11 and L3, which
+Reads what runs wrote with --log and checks it against the properties that a log can tell, which
 know nothing of the scheduler. Prints each violation with its line; exit status 1 if there is one.
+With the results of the run (--outputs) it checks what callers got, too. Several logs of one model
+are also held against each other: equal requests must have equal bits in all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from reference.files.event_log import read_log
+from reference.files import strict_json
+from reference.files.event_log import Log, read_log
+from reference.files.regular import reason
+from reference.files.strict_json import place, show
 from reference.vocab.errors import BadInput
 
 SHOWN_MAX = 20
@@ -18,22 +24,63 @@ SHOWN_MAX = 20
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `covey check`."""
-    parser.add_argument("events", metavar="EVENTS", type=Path, help="event log of a run (--log)")
+    parser.add_argument("events", metavar="EVENTS", type=Path, nargs="+",
+                        help="event log of a run (--log); several of one model")
+    parser.add_argument("--outputs", metavar="OUT", type=Path,
+                        help="what the run's requests gave (--json of the same run)")
     parser.add_argument("--incomplete", action="store_true",
                         help="accept a log without its last record: a run that was killed")
 
 
 def run(args: argparse.Namespace) -> int:
     """0 when every property holds, 1 when one does not (APP-6)."""
-    return judge(read_log(args.events), str(args.events), complete=not args.incomplete)
+    if args.outputs and len(args.events) > 1:
+        raise BadInput("--outputs: belongs to one log; give one EVENTS")
+    rows = outputs_of(args.outputs) if args.outputs else None
+    logs = {str(path): read_log(path) for path in args.events}
+    status = 0
+    for name, log in logs.items():
+        status = max(status, judge(log, name, complete=not args.incomplete, outputs=rows))
+    return max(status, compare(logs)) if len(args.events) > 1 else status
 
 
-def judge(log: Any, name: str, *, complete: bool = True) -> int:
-    """Prints the verdict on `log` (a Log or its records); `name` says where its lines are."""
+def outputs_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of an OUT of `covey run`. Raises BadInput for a file that is none."""
+    where = place(path)
+    try:
+        document = strict_json.parse(path.read_bytes(), where)
+    except OSError as error:
+        raise BadInput(f"{where}: cannot be read: {reason(error)}") from None
+    rows = document.get("requests") if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise BadInput(f"{where}: no requests; what `covey run --json` writes is needed")
+    for i, row in enumerate(rows):
+        good = (
+            isinstance(row, dict)
+            and isinstance(row.get("id"), str)
+            and isinstance(row.get("finish_reason"), str)
+            and isinstance(row.get("tokens"), list)
+            and all(type(token) is int for token in row["tokens"])
+        )
+        if not good:
+            raise BadInput(f"{where}: requests[{i}] is {show(row, 60)}; id, tokens and "
+                           "finish_reason are needed")
+    return rows
+
+
+def judge(
+    log: Log,
+    name: str,
+    *,
+    complete: bool = True,
+    outputs: Iterable[Mapping[str, Any]] | None = None,
+) -> int:
+    """Prints the verdict on `log`, and on what callers got of it; `name` says where its lines
+    are."""
     from oracle.checkers import CHECKS, check_log
 
     try:
-        violations = check_log(log, complete=complete)
+        violations = check_log(log, complete=complete, outputs=outputs)
     except ValueError as error:
         raise BadInput(f"{name}: {error}") from None
     for violation in violations[:SHOWN_MAX]:
@@ -46,4 +93,31 @@ def judge(log: Any, name: str, *, complete: bool = True) -> int:
         print(f"{records} records, {len(violations)} violations of {broken}")
         return 1
     print(f"{records} records, no violation of {', '.join(CHECKS)}")
+    return 0
+
+
+def compare(logs: Mapping[str, Log]) -> int:
+    """Prints where runs contradict each other (S12, S13, S14, S16); 1 if they do."""
+    from oracle.checkers import COMPARED, check_logs
+
+    found = check_logs(logs)
+    for name, violation in found[:SHOWN_MAX]:
+        print(f"{name}:{violation.line}: {violation.property}: {violation.text}")
+    if found:
+        print(f"{len(logs)} logs, {len(found)} contradictions")
+        return 1
+    print(f"{len(logs)} logs, no contradiction between them ({', '.join(COMPARED)})")
+    return 0
+
+
+def judge_again(log: Log, name: str) -> int:
+    """S16 for a run of this scheduler: the same events a second time. Prints and returns 1 if
+    something else is decided."""
+    from jax_impl.app.replay import replay
+
+    seen = replay(log, name)
+    if seen.difference:
+        print(f"{name}:{seen.line}: S16: the same events once more: {seen.difference}")
+        return 1
+    print(f"{seen.actions} actions, all decided again from the same events (S16)")
     return 0

@@ -90,11 +90,12 @@ def run(args: argparse.Namespace) -> int:
     print(why)
     status = 1 if any(row["finish_reason"] in ("error", "rejected") for row in rows) else 0
     if args.check:
-        from jax_impl.app.check import judge
+        from jax_impl.app.check import judge, judge_again
         from reference.files.event_log import Log
 
         head, *records = engine.records
-        status = max(status, judge(Log(head, records, complete=True), str(args.log or "log")))
+        log, name = Log(head, records, complete=True), str(args.log or "log")
+        status = max(status, judge(log, name, outputs=rows), judge_again(log, name))
     return INTERRUPTED if interrupt.noted else status
 
 
@@ -105,7 +106,8 @@ def record(
     if handle is None:
         return {"id": request.id, "tokens": [], "text": text.decode([]),
                 "finish_reason": "cancelled", "error": None, "ttft_s": None, "tpot_s": None,
-                "token_s": [], "prompt_tokens": len(request.prompt)}
+                "token_s": [], "prompt_tokens": len(request.prompt),
+                "max_new_tokens": request.max_new_tokens}
     result = handle.result()
     if answer is None:  # with stop texts it grew as the tokens came
         answer = Answer(text)
@@ -124,6 +126,7 @@ def record(
         "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
         "token_s": times,
         "prompt_tokens": len(request.prompt),
+        "max_new_tokens": request.max_new_tokens,
     } | logprobs_of(result.logprobs, len(tokens))
 
 

@@ -83,7 +83,7 @@ def budgets(slots: int, top_k: int, slot: int) -> list[int]:
 
 
 def plan(memories: Sequence[int], rounds: int) -> list[Setting]:
-    """`rounds` times six engines, each scheduler with each readiness, in two companies each.
+    """`rounds` times an engine for each scheduler with each readiness, in two companies each.
 
     Every scheduler meets the least budget in each round; the other budgets, the evictions, chunks
     and companies come in turn, paired differently in the next round.

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=engines.positive, metavar="N", default=8,
                         help="tokens to generate (default: 8)")
     parser.add_argument("--rounds", type=engines.positive, metavar="N", default=2,
-                        help="times six engines that are tried (default: 2)")
+                        help="times that each scheduler and readiness is tried (default: 2)")
     parser.add_argument("--only", metavar="SETTING", action="append", type=settings.parse,
                         help="try only this setting, in the form in which a difference is printed")
 

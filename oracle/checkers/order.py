@@ -50,7 +50,7 @@ class _Walk:
         if self.ran & set(experts):
             return f"expert {min(self.ran & set(experts))} runs a second time"
         if not experts and not (last and self.ran == self.routed):
-            return "a part that does nothing"
+            return "a part without experts"
         self.ran |= set(experts)
         self.stage = "done" if last else "part"
         if last and self.ran != self.routed:

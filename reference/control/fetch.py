@@ -156,6 +156,8 @@ def _next_demand(s: Scheduler, choose: Chooser) -> tuple[tuple[int, int, bool] |
     wishes = [r for r in _waiting(s) if missing(s, r)]
     if s.lockstep:
         return _lockstep_demand(s, wishes), False
+    if s.alike:
+        return _balanced_demand(s, wishes), False
     decode = [r for r in wishes if not r.bulk]
     bulk = [r for r in wishes if r.bulk]
     if bulk and (not decode or s.loads_since_bulk >= s.options.bulk_every - 1):
@@ -211,6 +213,22 @@ def _lockstep_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, boo
     wanted = s.cache.wanted
     code = min(codes, key=lambda c: (-wanted[c], c))
     slot = s.cache.victim(code, True)
+    return None if slot is None else (code, slot, False)
+
+
+def _balanced_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, bool] | None:
+    """FETCH-9: for the least advanced first, what most wait for; only for them goes what others
+    have named."""
+    wanted = s.cache.wanted
+    progress = {}
+    for r in wishes:
+        for c in r.need:
+            if s.absent(c) and r.progress < progress.get(c, r.progress + 1):
+                progress[c] = r.progress
+    if not progress:
+        return None
+    code = min(progress, key=lambda c: (progress[c], -wanted[c], c))
+    slot = s.cache.victim(code, progress[code] > s.floor)
     return None if slot is None else (code, slot, False)
 
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reference.control.fetch import Chooser
-from reference.control.requests import RUNNING, WAITING, Request
+from reference.control.requests import AWAITING, RUNNING, WAITING, Request
 from reference.vocab.actions import Action, Compute, Load
 from reference.vocab.ids import Part, Visit
 
 if TYPE_CHECKING:
     from reference.control.scheduler import Scheduler
 
-Ready = tuple[Request, tuple[int, ...]]
-"""A visit and the experts that it can run now; all that it still needs when it is whole."""
+Ready = tuple[Request, tuple[int, ...], bool]
+"""A visit, the experts that it can run now, and whether it then goes on to the next router."""
 
 
 def group(s: Scheduler, actions: list[Action], choose: Chooser) -> None:
     """Start at most one step. Only called when compute is idle."""
     if s.blocking and (s.cache.loading() or any(isinstance(a, Load) for a in actions)):
         return
-    ready = [(r, codes) for r in s.running.values() if (codes := runnable(s, r)) is not None]
-    if not ready:
-        return
-    if s.lockstep:
-        chosen = ready
+    if s.options.grouping == "balanced":
+        chosen = _balanced(s, choose)
+    elif s.lockstep:
+        here = [r for r in s.running.values() if r.stage == s.front and r.status != AWAITING]
+        chosen = _together(s, here)
     else:
+        ready = [
+            (r, codes, len(codes) == len(r.need))
+            for r in s.running.values()
+            if (codes := runnable(s, r)) is not None
+        ]
         bulk = [x for x in ready if x[0].bulk]
         decode = [x for x in ready if not x[0].bulk]
         # SCHED-5: prompts and decoding visits run apart and take turns.
@@ -34,17 +39,20 @@ def group(s: Scheduler, actions: list[Action], choose: Chooser) -> None:
             s.steps_since_bulk = 0
         elif bulk:
             s.steps_since_bulk += 1
-        chosen = _same_layer(bulk if turn else decode, choose)
+        mine = bulk if turn else decode
+        if not mine:
+            return
+        rule = _defrag if s.options.grouping == "micro-queues" else _same_layer
+        chosen = rule(s, mine, choose)
         if turn and s.decoding():
             chosen = _limit_experts(chosen, s.options.top_k)
-    _start(s, actions, _limit_rows(s, chosen))
+    if chosen:
+        _start(s, actions, _limit_rows(s, chosen))
 
 
 def runnable(s: Scheduler, r: Request) -> tuple[int, ...] | None:
-    """The experts that the visit can run now, or None when it cannot run."""
+    """Interleaved: the experts that the visit can run now, or None when it cannot run."""
     if r.status != WAITING or r.doomed is not None:
-        return None
-    if s.lockstep and r.stage != s.front:
         return None
     if not r.need:
         return () if s.eligible(r) else None
@@ -55,18 +63,89 @@ def runnable(s: Scheduler, r: Request) -> tuple[int, ...] | None:
     return codes or None
 
 
-def _same_layer(ready: list[Ready], choose: Chooser) -> list[Ready]:
+def _together(s: Scheduler, visits: list[Request]) -> list[Ready]:
+    """SCHED-12: of visits that go on together, what can run: the last parts of all, when all that
+    they lack is there; until then whatever experts are."""
+    present = s.cache.present
+    ready, complete = [], True
+    for r in visits:
+        if r.doomed is not None:
+            continue
+        if r.status != WAITING:
+            complete = False  # its router has yet to speak
+            continue
+        codes = tuple([c for c in r.need if present(c)])
+        complete = complete and len(codes) == len(r.need)
+        ready.append((r, codes, True))
+    if complete:
+        return ready
+    return [(r, codes, False) for r, codes, _ in ready if codes]
+
+
+def _balanced(s: Scheduler, choose: Chooser) -> list[Ready]:
+    """SCHED-13: the least advanced that can run, with all who can at its layer.
+
+    Requests of equal progress go on together. Where reading is the limit and the channel has
+    nothing left to start, those that are whole go on alone, to name what they need next.
+    """
+    level: dict[int, list[Request]] = {}
+    for r in s.running.values():
+        level.setdefault(r.progress, []).append(r)
+    dry = s.apart and not any(s.absent(c) for r in s.running.values() for c in r.need)
+    window = s.max_lag if s.apart else 1
+    chosen: list[Ready] = []
+    for progress in sorted(level):
+        able = _each(s, level[progress]) if dry else _together(s, level[progress])
+        if progress - s.floor >= window:
+            able = [(r, codes, False) for r, codes, _ in able if codes]
+        if able and (not chosen or able[0][0].stage == chosen[0][0].stage):
+            chosen += able
+    return chosen
+
+
+def _each(s: Scheduler, visits: list[Request]) -> list[Ready]:
+    """What each visit can run now, by itself."""
+    present = s.cache.present
+    out = []
+    for r in visits:
+        if r.doomed is None and r.status == WAITING:
+            codes = tuple([c for c in r.need if present(c)])
+            if codes or not r.need:
+                out.append((r, codes, len(codes) == len(r.need)))
+    return out
+
+
+def _same_layer(s: Scheduler, ready: list[Ready], choose: Chooser) -> list[Ready]:
     """SCHED-4: the layer of the least advanced ready visit, and all who are ready there.
 
     Visits that would be whole go before those that could run only a part: a part run now is one
     more step, and nobody waits for it. Equally advanced layers are offered to `choose`.
     """
-    rank = [(len(codes) < len(r.need), r.progress) for r, codes in ready]
+    rank = [(not last, r.progress) for r, _, last in ready]
     best = min(rank)
     layers = list(
-        dict.fromkeys(r.stage for (r, _), k in zip(ready, rank, strict=True) if k == best)
+        dict.fromkeys(x[0].stage for x, k in zip(ready, rank, strict=True) if k == best)
     )
     stage = layers[choose(layers)] if len(layers) > 1 else layers[0]
+    return [x for x in ready if x[0].stage == stage]
+
+
+def _defrag(s: Scheduler, ready: list[Ready], choose: Chooser) -> list[Ready]:
+    """SCHED-14: the layer with most visits to run, counting those that will meet them at one of the
+    next layers the less the further that is (AMoE's defrag score, arXiv 2505.08944, by layer)."""
+    count = len(s.options.layers) + 1
+    there = [0] * count
+    for r in s.running.values():
+        there[r.stage + 1] += 1
+    score: dict[int, float] = {}
+    for r, _, _ in ready:
+        score[r.stage] = score.get(r.stage, 0) + 1
+    for stage in score:
+        for j in range(1, min(4, count - 1) + 1):
+            score[stage] += 0.8**j * there[(stage + 1 + j) % count] / s.experts
+    best = max(score.values())
+    stages = [stage for stage in score if score[stage] == best]
+    stage = stages[choose(stages)] if len(stages) > 1 else stages[0]
     return [x for x in ready if x[0].stage == stage]
 
 
@@ -74,7 +153,7 @@ def _limit_experts(ready: list[Ready], most: int) -> list[Ready]:
     """At most `most` distinct experts, so that a prompt's step stays short beside decoding."""
     taken: set[int] = set()
     out = []
-    for r, codes in ready:
+    for r, codes, last in ready:
         if r.need:
             keep = []
             for code in codes:
@@ -83,8 +162,9 @@ def _limit_experts(ready: list[Ready], most: int) -> list[Ready]:
                     keep.append(code)
             if not keep:
                 continue
+            last = last and len(keep) == len(codes)
             codes = tuple(keep)
-        out.append((r, codes))
+        out.append((r, codes, last))
     return out
 
 
@@ -104,10 +184,10 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
     parts, numbers = [], []
     slots: dict[int, int] = {}
     cache = s.cache
-    promote = s.lockstep or not s.decoding()
+    promote = s.alike or not s.decoding()
     stage = chosen[0][0].stage
     per_layer = s.experts
-    for r, codes in chosen:
+    for r, codes, last in chosen:
         rest = tuple([c for c in r.need if c not in codes]) if len(codes) < len(r.need) else ()
         if codes:
             cache.want(codes, -1, not s.claims or r.bulk)
@@ -119,11 +199,11 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
         if r.claimed:
             cache.hold(codes, -1)
             r.claimed = False
-        r.need, r.running, r.last, r.status = rest, codes, not rest, RUNNING
+        r.need, r.running, r.last, r.status = rest, codes, last, RUNNING
         visit = Visit(r.number, r.chunk, s.layer_of(stage))
-        parts.append(Part(visit, tuple([c % per_layer for c in codes]), not rest))
+        parts.append(Part(visit, tuple([c % per_layer for c in codes]), last))
         numbers.append(r.number)
-        if codes and not rest:
+        if last and r.stage >= 0:
             s.routed_order.remove(r.number)
     if stage < 0:
         cache.policy.entered(len(numbers), len(s.running))

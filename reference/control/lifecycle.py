@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from reference.control.scheduler import Scheduler
 
 
+MEMORY = 64
+"""Steps after which the time spent until then counts half (SCHED-13)."""
+
+
 def admit(s: Scheduler, actions: list[Action]) -> None:
     """ADMIT-2: in order of arrival, while the head fits; nobody passes it."""
     while s.queue and len(s.running) < s.options.max_running and s.queue[0].blocks <= s.kv_free:
@@ -27,11 +31,15 @@ def admit(s: Scheduler, actions: list[Action]) -> None:
 def open_chunk(s: Scheduler, r: Request, chunk: int) -> None:
     """Go to a chunk's entry. On entering a class (prompt, decode) the request's progress
     becomes the least there, so that newcomers and old ones share alike (SCHED-6)."""
-    was = r.bulk if chunk else None
+    was = s.prompting(r) if chunk else None
     r.open_chunk(chunk, s.options.chunk)
-    if r.bulk != was:
-        others = [o.progress for o in s.running.values() if o is not r and o.bulk == r.bulk]
-        r.progress = min(others, default=s.clock[r.bulk])
+    kind = s.prompting(r)
+    if kind != was:
+        others = [o.progress for o in s.running.values() if o is not r and s.prompting(o) == kind]
+        r.progress = min(others, default=s.clock[kind])
+        if s.options.grouping == "balanced":  # equal progress is to mean the same layer
+            stages = len(s.options.layers) + 1
+            r.progress = -(-r.progress // stages) * stages
 
 
 def finish(s: Scheduler, r: Request, reason: Reason, error: str = "") -> None:
@@ -56,7 +64,8 @@ def finish(s: Scheduler, r: Request, reason: Reason, error: str = "") -> None:
 def end_visit(s: Scheduler, r: Request) -> None:
     """A visit's last part is done: on to the next chunk, or wait for the executor's word."""
     r.progress += 1
-    s.clock[r.bulk] = max(s.clock[r.bulk], r.progress)
+    kind = s.prompting(r)
+    s.clock[kind] = max(s.clock[kind], r.progress)
     r.running = ()
     final = r.final_prompt_chunk(s.options.chunk)
     if r.stage == len(s.options.layers) - 1 and r.chunk < final:
@@ -120,6 +129,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
 
 def loaded(s: Scheduler, e: ev.Loaded) -> None:
     """CACHE-7: the expert can be read from now on."""
+    s.busy[0] += e.ns
     if current(s, e.ticket):
         s.fails.pop(s.cache.loaded(e.ticket), None)
 
@@ -165,6 +175,9 @@ def current(s: Scheduler, ticket: int) -> bool:
 
 def computed(s: Scheduler, e: ev.Computed) -> None:
     """SCHED-9: the step's slots are no longer read; its visits go on."""
+    s.busy[1] += e.ns
+    if e.step % MEMORY == 0:  # SCHED-13: what was long ago counts less
+        s.busy = [s.busy[0] // 2, s.busy[1] // 2]
     end_step(s, e.step, (), "")
 
 

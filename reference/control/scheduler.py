@@ -25,10 +25,10 @@ class Scheduler:
     """The control plane of one engine. Not thread-safe: one owner feeds and asks it."""
 
     __slots__ = (
-        "blocking", "cache", "claims", "clock", "draining", "experts", "fails", "floor", "front",
-        "guesses", "kv_free", "last_number", "loads_since_bulk", "lockstep", "max_lag", "next_step",
-        "options", "pending", "queue", "routed_order", "running", "steps", "steps_since_bulk",
-        "terminal", "warming",
+        "alike", "apart", "blocking", "busy", "cache", "claims", "clock", "draining", "experts",
+        "fails", "floor", "front", "guesses", "kv_free", "last_number", "loads_since_bulk",
+        "lockstep", "max_lag", "next_step", "options", "pending", "queue", "routed_order",
+        "running", "steps", "steps_since_bulk", "terminal", "warming",
     )  # fmt: skip
 
     def __init__(self, options: ControlOptions) -> None:
@@ -36,9 +36,11 @@ class Scheduler:
         _check(options)
         self.options = options
         self.experts = max(1, options.experts)
-        self.lockstep = options.grouping != "interleaved"
+        self.lockstep = options.grouping.startswith("lockstep")
+        self.alike = self.lockstep or options.grouping == "balanced"
         self.blocking = options.grouping == "lockstep-blocking"
-        self.claims = not self.lockstep and options.readiness == "visit"
+        self.claims = options.grouping == "interleaved" and options.readiness == "visit"
+        self.apart = True
         self.max_lag = options.max_lag or 4 * (len(options.layers) + 1)
         layers = len(options.layers)
         self.cache = ExpertCache(options.slots, layers, options.experts, options.eviction)
@@ -51,6 +53,7 @@ class Scheduler:
         self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.terminal: list[Action] = []
         self.clock = [0, 0]
+        self.busy = [0, 0]
         self.kv_free = options.kv_tokens // options.kv_block
         self.front = -1
         self.floor = 0
@@ -77,6 +80,9 @@ class Scheduler:
         actions, self.terminal = self.terminal, []
         admit(self, actions)
         self.floor = self.least(False)
+        if self.options.grouping == "balanced":
+            reading = self.busy[0] >= self.busy[1]
+            self.apart = (reading, not reading)[choose([reading, not reading])]
         if self.lockstep:
             advance_front(self)
         if self.options.layers:
@@ -98,6 +104,8 @@ class Scheduler:
         new.options = self.options
         new.experts = self.experts
         new.lockstep = self.lockstep
+        new.alike = self.alike
+        new.apart = self.apart
         new.blocking = self.blocking
         new.claims = self.claims
         new.max_lag = self.max_lag
@@ -111,6 +119,7 @@ class Scheduler:
         new.steps = self.steps.copy()
         new.terminal = self.terminal[:]
         new.clock = self.clock[:]
+        new.busy = self.busy[:]
         new.kv_free = self.kv_free
         new.front = self.front
         new.floor = self.floor
@@ -126,7 +135,7 @@ class Scheduler:
         """Equal keys behave alike for ever: requests in order of arrival but unnumbered, slots
         unnumbered, progress relative, tickets and steps as an order. Nothing in it counts for
         ever."""
-        base = (self.least(False), self.least(True))
+        base = (self.least(False), self.least(not self.alike))
         running = self.running
         place = {n: i for i, n in enumerate(running)}
         return (
@@ -165,13 +174,17 @@ class Scheduler:
     def least(self, bulk: bool) -> int:
         """The least progress among running requests of a class, or where its clock stands."""
         return min(
-            [r.progress for r in self.running.values() if r.bulk == bulk],
+            [r.progress for r in self.running.values() if self.prompting(r) == bulk],
             default=self.clock[bulk],
         )
 
+    def prompting(self, r: Request) -> bool:
+        """The request is of the class of prompts; lock-step and balanced know no classes."""
+        return r.bulk and not self.alike
+
     def eligible(self, r: Request) -> bool:
         """SCHED-7: nobody who decodes gets `max_lag` visits ahead of the least advanced."""
-        return self.lockstep or r.bulk or r.progress - self.floor < self.max_lag
+        return self.alike or r.bulk or r.progress - self.floor < self.max_lag
 
     def decoding(self) -> bool:
         """Somebody is past its prompt."""

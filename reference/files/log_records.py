@@ -57,6 +57,8 @@ def _from(record: dict[str, Any], word: str, names: dict[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for field, form in FORMS[kind].items():
         if field not in record:
+            if field == "ns":
+                continue  # nobody measured
             raise ValueError(f"{name} has no {field}")
         try:
             values[field] = form(record[field])
@@ -173,9 +175,9 @@ FORMS: dict[type, dict[str, Callable[[Any], Any]]] = {
     events.Arrived: {"request": _count, "prompt_len": _count, "max_new_tokens": _count},
     events.Routed: {"visit": _visit, "experts": _rows},
     events.Predicted: {"visit": _visit, "scores": _scores},
-    events.Loaded: {"ticket": _ticket},
+    events.Loaded: {"ticket": _ticket, "ns": _count},
     events.LoadFailed: {"ticket": _ticket, "error": _text, "drained": _flag},
-    events.Computed: {"step": _ticket},
+    events.Computed: {"step": _ticket, "ns": _count},
     events.Sampled: {"request": _count, "token": _token, "stop": _flag},
     events.Failed: {"step": _ticket, "error": _text, "requests": _counts},
     events.Cancelled: {"request": _count},

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from reference.control import Scheduler
 from reference.simulator.costs import CostModel, Costs, Work
 from reference.vocab.actions import Action, Compute, Finish, Load, Reject
-from reference.vocab.events import Event, Loaded, LoadFailed
+from reference.vocab.events import Computed, Event, Loaded, LoadFailed
+
+
+def nanoseconds(seconds: float) -> int:
+    """As events tell it."""
+    return round(1e9 * seconds)
 
 
 class Executor(Protocol):
@@ -172,7 +177,7 @@ class VirtualLoop:
             self.totals.compute_s += seconds
             self.totals.steps += 1
             self.computing = True
-            self.at(self.now + seconds, lambda: self._computed(action))
+            self.at(self.now + seconds, lambda: self._computed(action, seconds))
         elif isinstance(action, Finish | Reject):
             self.executor.ended(action)
 
@@ -200,13 +205,16 @@ class VirtualLoop:
             self.executor.fill(action)
         except OSError as error:
             return [LoadFailed(action.ticket, str(error))]
-        return [Loaded(action.ticket)]
+        return [Loaded(action.ticket, nanoseconds(self.costs.transfer(self.expert_bytes)))]
 
     def _drained(self, action: Load, error: str) -> list[Event]:
         self.outstanding -= 1
         return [LoadFailed(action.ticket, error)]
 
-    def _computed(self, action: Compute) -> list[Event]:
+    def _computed(self, action: Compute, seconds: float) -> list[Event]:
         # SIM-3: the step reads its slots only now; had one been given away, it would show.
         self.computing = False
-        return self.executor.run(action)
+        end, *rest = self.executor.run(action)
+        if isinstance(end, Computed):
+            end = replace(end, ns=nanoseconds(seconds))
+        return [end, *rest]

@@ -39,9 +39,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The transfer `ticket` has written its slot and will not touch it again."""
+    """The transfer `ticket` has written its slot and will not touch it again.
+
+    `ns`: nanoseconds by which it made the channel busier; 0 where nobody measured.
+    """
 
     ticket: int
+    ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,13 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Step `step` is done: everything that read its slots is ready (SCHED-9)."""
+    """Step `step` is done: everything that read its slots is ready (SCHED-9).
+
+    `ns`: nanoseconds that it took; 0 where nobody measured.
+    """
 
     step: int
+    ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-Grouping = Literal["interleaved", "lockstep", "lockstep-blocking"]
+Grouping = Literal["interleaved", "balanced", "micro-queues", "lockstep", "lockstep-blocking"]
 Readiness = Literal["visit", "expert"]
 FetchOrder = Literal["least-progress", "first-come", "fewest-missing"]
 Eviction = Literal[
     "per-layer", "global", "lfu", "lfru", "least-stale", "known-demand", "adaptive"
 ]
 
-SCHEDULERS: tuple[Grouping, ...] = ("interleaved", "lockstep", "lockstep-blocking")
+SCHEDULERS: tuple[Grouping, ...] = (
+    "interleaved", "balanced", "micro-queues", "lockstep", "lockstep-blocking",
+)  # fmt: skip
 READINESS: tuple[Readiness, ...] = ("visit", "expert")
 FETCH_ORDERS: tuple[FetchOrder, ...] = ("least-progress", "first-come", "fewest-missing")
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
