@@ -1,14 +1,15 @@
 """Schedulers side by side on one model: rounds in turn, figures, and whether results are the same.
 
-Every result of every run is compared with the first of its request, tokens and logits bit by bit:
-no figure counts that was got by computing something else (DEMO-3).
+Every result of every run is compared with the first of its request, tokens and (unless they are
+not asked for) logits bit by bit: no figure counts that was got by computing something else
+(DEMO-3).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,11 +48,13 @@ CONTENDERS = (
 
 @dataclass
 class Figures:
-    """Sums over rounds. `rates`: tokens/s of each round; `rate`: bytes/s of a paced channel."""
+    """Sums over rounds. `rates`: tokens/s of each round; `rate`: bytes/s of a paced channel;
+    `results`: of all requests."""
 
     rate: float | None
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0.0))
     rates: list[float] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
 
     def add(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         """One round, from snapshots around it."""
@@ -90,9 +93,13 @@ def ratio(a: float, b: float) -> float:
 
 
 class Sameness:
-    """The first result of each request, and whether all later ones agree with it."""
+    """The first result of each request, and whether all later ones agree with it.
 
-    def __init__(self) -> None:
+    logits: results must have logits to be compared; without it tokens are.
+    """
+
+    def __init__(self, logits: bool = True) -> None:
+        self.logits = logits
         self.comparisons = 0
         self.different: list[str] = []
         self._first: dict[str, tuple[tuple[int, ...], list[bytes]]] = {}
@@ -102,9 +109,10 @@ class Sameness:
 
         Raises RequestFailed for a request that did not end well.
         """
-        if result.error or result.logits is None:
+        if result.error or (result.logits is None and self.logits):
             raise RequestFailed(f"{where}: request '{result.id}': {result.error or 'no logits'}")
-        rows = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in result.logits]
+        rows = [hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+                for row in (result.logits if result.logits is not None else ())]
         first = self._first.get(result.id)
         if first is None:
             self._first[result.id] = result.tokens, rows
@@ -114,7 +122,7 @@ class Sameness:
         logits = zip(first[1], rows, strict=False)
         if any(a != b for a, b in tokens) or any(a != b for a, b in logits):
             self.different.append(f"request '{result.id}', {where}")
-        if len(rows) > len(first[1]):
+        if (len(rows), len(result.tokens)) > (len(first[1]), len(first[0])):
             self._first[result.id] = result.tokens, rows
 
 
@@ -130,12 +138,15 @@ class Entry:
 class Contest:
     """Opens engines on one model and runs rounds on them. Use as a context manager.
 
-    options: of every engine; rate: bytes/s to which each engine's reads are paced, or None.
+    options: of every engine, whose reads are buffered unless `io` says something else; rate:
+    bytes/s to which each engine's reads are paced, or None; logits: ask for them and compare them.
     """
 
-    def __init__(self, model: Path, options: dict[str, Any], rate: float | None) -> None:
-        self.model, self.options, self.rate = model, options, rate
-        self.same = Sameness()
+    def __init__(
+        self, model: Path, options: dict[str, Any], rate: float | None, logits: bool = True
+    ) -> None:
+        self.model, self.options, self.rate = model, {"io": "buffered", **options}, rate
+        self.same = Sameness(logits)
         self._open: list[JaxEngine] = []
 
     def enter(
@@ -145,7 +156,7 @@ class Contest:
         entries = []
         for contender in contenders:
             engine = JaxEngine.open(
-                self.model, memory=memory, io="buffered", **self.options, **contender.options,
+                self.model, memory=memory, **self.options, **contender.options,
                 reader=ThrottledReader(self.rate) if self.rate else None,
                 **{name: of(contender) for name, of in more.items()},
             )  # fmt: skip
@@ -167,22 +178,28 @@ class Contest:
         figures = [Figures(self.rate) for _ in entries]
         for _ in range(count):
             for entry, theirs in zip(entries, figures, strict=True):
-                before = entry.engine.totals()
-                self.run(entry, requests)
-                theirs.add(before, entry.engine.totals())
+                self.measure(entry, requests, theirs)
         return figures
+
+    def measure(self, entry: Entry, requests: Sequence[Request], figures: Figures) -> None:
+        """One run, added to `figures`."""
+        before = entry.engine.totals()
+        figures.results += self.run(entry, requests)
+        figures.add(before, entry.engine.totals())
 
     def run(
         self,
         entry: Entry,
         requests: Sequence[Request],
         watch: Callable[[list[RequestHandle]], None] = lambda handles: None,
-    ) -> None:
+    ) -> list[Result]:
         """All requests at once, to their ends; `watch` sees the handles meanwhile."""
-        handles = entry.engine.submit_all(requests, logits=True)
+        handles = entry.engine.submit_all(requests, logits=self.same.logits)
         watch(handles)
-        for handle in handles:
-            self.same.see(handle.result(), entry.where)
+        results = [handle.result() for handle in handles]
+        for result in results:
+            self.same.see(result, entry.where)
+        return [replace(result, logits=None) for result in results]
 
     def __enter__(self) -> Contest:
         return self

@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "verify": "prove on this model that results do not depend on how they were scheduled",
     "check": "judge an event log by the properties S1 to S11 and L3",
     "replay": "feed an event log through the scheduler and compare every decision",
+    "bench": "measure schedulers on a model: budgets, requests at a time, table, picture",
     "pack": "copy a model so that direct reads go straight into memory",
     "trace": "record what routers choose, for simulators; show what tokens share",
     "timeline": "draw an event log: Perfetto trace, picture",
