@@ -207,10 +207,10 @@ class CacheMachine(Traced):
     def want(self, which: int, task: bool) -> None:
         code = which % self.codes
         self.trace.append(f"want {code}")
+        self.cache.name((code,))
         self.cache.want((code,), 1, task)
-        if not self.m.wanted[code]:
-            here = [i for i in self.m.ready() if self.m.code[i] == code]
-            self.m.policy.named(code, here[0] if here else -1)
+        here = [i for i in self.m.ready() if self.m.code[i] == code]
+        self.m.policy.named(code, here[0] if here else -1, not self.m.wanted[code])
         self.m.wanted[code] += 1
         self.m.tasks[code] += task
 

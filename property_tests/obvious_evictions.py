@@ -35,7 +35,7 @@ class Plain:
     def drop(self, slot: int, code: int) -> None:
         self.line.remove((slot, code))
 
-    def named(self, code: int, slot: int) -> None:
+    def named(self, code: int, slot: int, first: bool) -> None:
         pass
 
     def use(self, slot: int, code: int) -> None:
@@ -178,8 +178,10 @@ class Trading(Plain):
         super().begin(code)
         self.past = [c for c in self.past if c != code]
 
-    def named(self, code: int, slot: int) -> None:
+    def named(self, code: int, slot: int, first: bool) -> None:
         layer = self.layer(code)
+        if not first:
+            return
         mine = [s for s, c in self.line if self.layer(c) == layer]
         if slot in mine[: self.reach]:
             self._one_more(self.loss, layer)
@@ -207,7 +209,35 @@ class Trading(Plain):
         return (not first, self.shares[layer] - self.slots_of[layer], layer)
 
 
+class Pooled(Counted):
+    """`frequency` (CACHE-14)."""
+
+    def named(self, code: int, slot: int, first: bool) -> None:
+        self.count[code] += 1
+        if slot >= 0:
+            self.use(slot, code)
+        mine = range(self.layer(code) * self.experts, (self.layer(code) + 1) * self.experts)
+        if sum(self.count[c] for c in mine) < self.limit * self.experts:
+            return
+        for c in mine:
+            self.count[c] //= 2
+        for s, c in self.line:
+            if c in mine and self.grade[s] > 0:
+                self.grade[s] //= 2
+        self.line.sort(key=lambda x: self.grade[x[0]])
+
+    def use(self, slot: int, code: int) -> None:
+        self.line.remove((slot, code))
+        self.arrive(slot, code)
+
+    def rank(self, slot: int, code: int, newcomer: int) -> Rank:
+        own, grade = self.layer(code) == self.layer(newcomer), self.grade[slot]
+        heavy = grade if grade < 0 else grade if own else grade * 1.25
+        return (heavy, not own, self.layer(code), self.place(slot))
+
+
 PLAIN: dict[str, type[Plain]] = {
     "per-layer": Plain, "global": Plain, "lfu": Counted, "lfru": Counted,
     "known-demand": Nearness, "least-stale": Passes, "adaptive": Trading,
+    "frequency": Pooled,
 }  # fmt: skip

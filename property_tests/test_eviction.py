@@ -14,6 +14,7 @@ from reference.control import eviction_counts
 from reference.vocab.options import EVICTIONS
 
 COUNTS, EVICT = "reference.control.eviction_counts", "reference.control.eviction"
+FREQUENCY = "reference.control.eviction_frequency"
 
 
 class Traffic:
@@ -43,7 +44,7 @@ class Traffic:
         # Few experts are named often, so that they come back.
         code = min(rng.randrange(self.layers * self.experts) for _ in range(2))
         slot = next((s for s, c in self.ready.items() if c == code), -1)
-        self.tell("named", code, slot)
+        self.tell("named", code, slot, rng.random() < 0.7)
         if slot >= 0:
             self.tell("demote" if rng.random() < 0.1 else "use", slot, code)
         elif code not in self.loading.values():
@@ -79,7 +80,7 @@ class Traffic:
         assert self.policy.extra() == old.extra()
         assert [list(x) for x in self.policy.ranks()] == [list(x) for x in old.ranks()]
         for slot, code in self.ready.items():  # the old one is spoilt
-            old.named(code, slot)
+            old.named(code, slot, True)
             old.use(slot, code)
             old.drop(slot, code)
             old.gone(code)
@@ -109,14 +110,14 @@ def first_difference(name: str, seeds: int, turns: int, module: Any = eviction_c
     return None
 
 
-@pytest.mark.rule("CACHE-5", "CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13")
+@pytest.mark.rule("CACHE-5", "CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13", "CACHE-14")
 @pytest.mark.parametrize("name", EVICTIONS)
 def test_policies_order_slots_as_the_obvious_ones_do(name: str) -> None:
     assert first_difference(name, 30, 250) is None
 
 
 @pytest.mark.rule("CACHE-10", "CACHE-13")
-@pytest.mark.parametrize("name", ["lfu", "lfru", "known-demand", "adaptive"])
+@pytest.mark.parametrize("name", ["lfu", "lfru", "known-demand", "adaptive", "frequency"])
 def test_nothing_counts_for_ever(name: str) -> None:
     """Whatever happens, the counts stay below their limit, and shares keep their sum."""
     traffic = Traffic(name, 0)
@@ -128,6 +129,9 @@ def test_nothing_counts_for_ever(name: str) -> None:
             assert max(policy.gain + policy.loss) < 2 * policy.STEP
             assert sum(policy.shares) == shares and min(policy.shares) >= 1
             assert all(len(past) <= policy.reach for past in policy.past)
+        elif name == "frequency":
+            sums = [sum(policy.count[i * 6 : i * 6 + 6]) for i in range(traffic.layers)]
+            assert policy.total == sums and max(sums) < policy.LIMIT * 6
         else:
             assert max(policy.count) < policy.LIMIT
 
@@ -153,6 +157,14 @@ FAULTS = {
     "too-much-is-remembered": (COUNTS, "if len(past) > self.reach:", "if False:", "adaptive"),
     "the-past-is-shared": (COUNTS, "new.past = [order.copy() for order in self.past]",
                            "new.past = self.past", "adaptive"),
+    "nobody-halves": (FREQUENCY, "if self.total[layer] >=", "if False and self.total[layer] >=",
+                      "frequency"),
+    "the-total-stays": (FREQUENCY, "self.total[layer] = sum(self.count[codes])", "pass",
+                        "frequency"),
+    "the-least-is-stale": (FREQUENCY, "if low is not None and n < low:", "if False:", "frequency"),
+    "the-least-is-gone": (FREQUENCY, "            if self.low[layer] == n:\n                self.low",
+                          "            if False:\n                self.low", "frequency"),
+    "own-is-no-better": (FREQUENCY, "OWN, OTHER = 4, 5", "OWN, OTHER = 5, 5", "frequency"),
     "a-pass-never-ends": (EVICT, "if self.entries >= running:", "if False:", "least-stale"),
     "a-pass-is-too-long": (EVICT, "if self.entries >= running:", "if self.entries > running:",
                            "least-stale"),

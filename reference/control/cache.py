@@ -229,12 +229,14 @@ class ExpertCache:
         """A step that read the slot is over."""
         add(self.readers, (slot,), -1)
 
+    def name(self, codes: tuple[int, ...]) -> None:
+        """A visit has named these experts."""
+        for code in codes:
+            slot = self.where[code] if self.present(code) else -1
+            self.policy.named(code, slot, code not in self.wanted)
+
     def want(self, codes: tuple[int, ...], by: int, task: bool) -> None:
         """Count (+1) or discount (-1) a waiting visit's named experts."""
-        if by > 0:
-            for code in codes:
-                if code not in self.wanted:
-                    self.policy.named(code, self.where[code] if self.present(code) else -1)
         add(self.wanted, codes, by)
         if task:
             add(self.tasks, codes, by)

@@ -60,8 +60,9 @@ class PerLayer:
         """What came for a prompt has been used: it goes first (FETCH-4)."""
         self.orders[code // self.experts].move_to_end(slot, last=False)
 
-    def named(self, code: int, slot: int) -> None:
-        """A visit has named an expert that no other waits for; its slot if it is READY, or -1."""
+    def named(self, code: int, slot: int, first: bool) -> None:
+        """A visit has named the expert; its slot if it is READY, or -1. first: no other waits for
+        it."""
 
     def drop(self, slot: int, code: int) -> None:
         """A READY expert is given up for another."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from reference.control.eviction import Global, LeastStale, Order, PerLayer
+from reference.control.eviction_frequency import Named
 
 FADED = -1
 """The class of what goes before all that is counted."""
@@ -190,9 +191,11 @@ class Adaptive(PerLayer):
         super().begin(code)
         self.past[code // self.experts].pop(code, None)
 
-    def named(self, code: int, slot: int) -> None:
+    def named(self, code: int, slot: int, first: bool) -> None:
         """What has just gone is a reason to have more slots, what was about to go to keep them."""
         layer = code // self.experts
+        if not first:
+            return
         if code in self.past[layer]:
             self._count(self.gain, layer)
             self._trade(layer)
@@ -249,5 +252,6 @@ POLICIES: dict[str, type[PerLayer]] = {
     "least-stale": LeastStale,
     "known-demand": KnownDemand,
     "adaptive": Adaptive,
+    "frequency": Named,
 }
-"""By the option's value (CACHE-5 and CACHE-10 to CACHE-13)."""
+"""By the option's value (CACHE-5 and CACHE-10 to CACHE-14)."""

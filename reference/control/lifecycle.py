@@ -122,6 +122,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
     r.passed = 0
     base = stage * s.experts
     r.need = tuple(sorted({base + x for token in e.experts for x in token}))
+    s.cache.name(r.need)
     s.cache.want(r.need, 1, not s.claims or r.bulk)
     s.routed_order.append(number)
     s.guesses.passed(number, (chunk, stage))

@@ -9,8 +9,9 @@ Grouping = Literal["interleaved", "balanced", "micro-queues", "lockstep", "locks
 Readiness = Literal["visit", "expert"]
 FetchOrder = Literal["least-progress", "first-come", "fewest-missing"]
 Eviction = Literal[
-    "per-layer", "global", "lfu", "lfru", "least-stale", "known-demand", "adaptive"
-]
+    "per-layer", "global", "lfu", "lfru", "least-stale", "known-demand", "adaptive",
+    "frequency",
+]  # fmt: skip
 
 SCHEDULERS: tuple[Grouping, ...] = (
     "interleaved", "balanced", "micro-queues", "lockstep", "lockstep-blocking",

@@ -1,0 +1,137 @@
+"""CACHE-14, `frequency`: how many visits name an expert decides, over all layers.
+
+Visits count, not steps: what eight requests name in one step is worth more than what one does. The
+layers share one pool, so one whose choices scatter gets the slots that another has no use for; but
+another layer's expert goes only when it is clearly rarer, since counts are few and chance is not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from reference.control.eviction import PerLayer
+
+FADED = -1
+"""The class of what goes before all that is counted."""
+OWN, OTHER = 4, 5
+"""A count weighs more in another layer than in the newcomer's own."""
+
+
+class Named(PerLayer):
+    """count    visits that have named the expert, resident or not; total: the sum of a layer's,
+             which halves them (rounded down) when it reaches LIMIT an expert
+    classes  of each layer: count -> its READY slots, the least recently used first
+    at       the class that a READY slot is in
+    low      each layer's least class, or None where it has to be looked for
+    """
+
+    __slots__ = ("at", "classes", "count", "low", "total")
+    LIMIT = 16
+
+    def __init__(self, slots: int, layers: int, experts: int) -> None:
+        super().__init__(slots, layers, experts)
+        self.count = [0] * (len(self.in_layer) * self.experts)
+        self.total = [0] * len(self.in_layer)
+        self.classes: list[dict[int, OrderedDict[int, int]]] = [{} for _ in self.in_layer]
+        self.at: dict[int, int] = {}
+        self.low: list[int | None] = [None] * len(self.in_layer)
+
+    def copy(self) -> Named:
+        """An independent copy."""
+        new = super().copy()
+        assert isinstance(new, Named)
+        new.count = self.count[:]
+        new.total = self.total[:]
+        new.classes = [{n: c.copy() for n, c in classes.items()} for classes in self.classes]
+        new.at = self.at.copy()
+        new.low = self.low[:]
+        return new
+
+    def _put(self, slot: int, code: int, n: int) -> None:
+        layer = code // self.experts
+        self.classes[layer].setdefault(n, OrderedDict())[slot] = code
+        self.at[slot] = n
+        low = self.low[layer]
+        if low is not None and n < low:
+            self.low[layer] = n
+
+    def arrive(self, slot: int, code: int) -> None:
+        """It comes with the count that it has."""
+        self._put(slot, code, self.count[code])
+
+    def use(self, slot: int, code: int) -> None:
+        """The latest among equals."""
+        self.drop(slot, code)
+        self._put(slot, code, self.count[code])
+
+    def named(self, code: int, slot: int, first: bool) -> None:
+        """One more visit."""
+        layer = code // self.experts
+        self.count[code] += 1
+        self.total[layer] += 1
+        if slot >= 0:
+            self.use(slot, code)
+        if self.total[layer] >= self.LIMIT * self.experts:
+            self._halve(layer)
+
+    def _halve(self, layer: int) -> None:
+        codes = slice(layer * self.experts, (layer + 1) * self.experts)
+        self.count[codes] = [n // 2 for n in self.count[codes]]
+        self.total[layer] = sum(self.count[codes])
+        old, self.classes[layer] = self.classes[layer], {}
+        self.low[layer] = None
+        for n in sorted(old):
+            for slot, code in old[n].items():
+                self._put(slot, code, n // 2)  # FADED stays what it is
+
+    def demote(self, slot: int, code: int) -> None:
+        """Before all that is counted; its count stays."""
+        self.drop(slot, code)
+        self._put(slot, code, FADED)
+        self.classes[code // self.experts][FADED].move_to_end(slot, last=False)
+
+    def drop(self, slot: int, code: int) -> None:
+        """Out of its class."""
+        layer = code // self.experts
+        classes, n = self.classes[layer], self.at.pop(slot)
+        del classes[n][slot]
+        if not classes[n]:
+            del classes[n]
+            if self.low[layer] == n:
+                self.low[layer] = None
+
+    def victims(self, code: int) -> Iterator[Iterable[int]]:
+        """Class by class, by weight; equal ones: the own layer's first, then the lower layer's."""
+        own = code // self.experts
+        heads: list[tuple[int, bool, int, int]] = []
+        for layer, classes in enumerate(self.classes):
+            if classes:
+                low = self.low[layer]
+                if low is None:
+                    low = self.low[layer] = min(classes)
+                heads.append((weight(low, layer == own), layer != own, layer, low))
+        heapq.heapify(heads)
+        while heads:
+            _, other, layer, n = heads[0]
+            classes = self.classes[layer]
+            yield classes[n]
+            later = min((m for m in classes if m > n), default=None)
+            if later is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (weight(later, not other), other, layer, later))
+
+    def ranks(self) -> list[Iterable[int]]:
+        """Class by class."""
+        return [classes[n] for classes in self.classes for n in sorted(classes)]
+
+    def extra(self) -> tuple:
+        """Counts, and which class is whose."""
+        return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
+
+
+def weight(count: int, own: bool) -> int:
+    """What a class is compared by; FADED is less than any count, in whatever layer."""
+    return count * (OWN if own else OTHER) if count >= 0 else FADED
