@@ -6,9 +6,11 @@ import csv
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
+from jax_impl.app.main import main
 from reference.files.bare import BareModel
 from reference.simulator import models, platforms
 from reference.simulator.costs import CostModel, Reading, Roofline, Work
@@ -262,6 +264,10 @@ def test_shares_and_stalls_add_up(grouping: str) -> None:
     assert got.lag_p95 <= got.lag_max
 
 
+def _timeless(figures: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in figures.items() if k not in ("wall_s", "cpu_s", "events_per_s")}
+
+
 @pytest.mark.rule("SIM-10")
 def test_a_closed_loop_keeps_its_number_and_prompts_cost() -> None:
     model = models.load("olmoe-1b-7b")
@@ -273,8 +279,7 @@ def test_a_closed_loop_keeps_its_number_and_prompts_cost() -> None:
     same = simulate(thor, model, routes_for(model), options, shapes=lambda n: (1, 8), **given)
     assert same.tokens == 60
     again = simulate(thor, model, routes_for(model), options, **given)
-    assert again.as_dict() | {"wall_s": 0, "events_per_s": 0} == (
-        short.as_dict() | {"wall_s": 0, "events_per_s": 0})  # fmt: skip
+    assert _timeless(again.as_dict()) == _timeless(short.as_dict())  # fmt: skip
 
 
 @pytest.mark.rule("SIM-8")
@@ -313,11 +318,51 @@ def test_percentiles() -> None:
 
 @pytest.mark.rule("SIM-10")
 def test_the_loop_is_fast_enough() -> None:
-    """20,000 events and actions a second are asked for; a shared machine gets half of that here."""
+    """20,000 events and actions a second of processor time, which other programs hardly change."""
     model = models.load("qwen3-30b-a3b")
-    rates = [
-        simulate(platforms.load("jetson-thor"), model, routes_for(model), control(model, 0.5, 8),
-                 requests=8, tokens=40, warm_up=8).events_per_s
-        for _ in range(2)
-    ]  # fmt: skip
-    assert max(rates) > 10_000
+    rates = []
+    for _ in range(2):
+        got = simulate(platforms.load("jetson-thor"), model, routes_for(model),
+                       control(model, 0.5, 8), requests=8, tokens=40, warm_up=8)  # fmt: skip
+        rates.append((got.events + got.actions) / got.cpu_s)
+    assert max(rates) > 20_000
+
+
+@pytest.mark.rule("SIM-12")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two schedulers, with the figures that the function gives; folders, files and refusals."""
+    base = ["simulate", "--model", "olmoe-1b-7b", "--tokens", "16", "--requests", "2"]
+    both = ["--scheduler", "lockstep", "--scheduler", "interleaved"]
+    assert main([*base, *both, "--share", "40%", "--json", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "OLMoE-1B-7B: 1024 experts of 12 MiB, 40.0% of them in memory" in told
+    model = models.load("olmoe-1b-7b")
+    for name, got in json.loads((tmp_path / "out").read_text())["schedulers"].items():
+        same = simulate(platforms.load("jetson-thor"), model, routes_for(model),
+                        control(model, 0.4, 2, grouping=name), requests=2, tokens=16, warm_up=4)
+        assert got["tokens_per_s"] == same.tokens_per_s
+        assert f"{name}: {same.tokens_per_s:.2f} tokens/s" in told
+    assert main([*base[:1], "--model", "demo", "--tokens", "16", "--predict", "0.8"]) == 0
+    (tmp_path / "mine.toml").write_text(THOR.replace("14.7e9", "1e9"))
+    assert main([*base, "--platform", str(tmp_path / "mine.toml")]) == 0
+    arrivals = tmp_path / "requests"
+    arrivals.write_text('{"arrival_s": 0, "input_toks": 30, "output_toks": 20}\n')
+    assert main([*base, "--arrivals", str(arrivals), "--divide", "10"]) == 0
+    assert "1 requests of requests, lengths divided by 10" in capsys.readouterr().out
+    assert main(["simulate", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*platforms.names(), *models.names()))
+    for words, said in (
+        (["--platform", "thor"], "platform: unknown 'thor'"),
+        (["--platform", str(tmp_path / "none.toml")], "No such file"),
+        (["--model", str(tmp_path)], "neither a folder with config.json"),
+        (["--share", "2"], "above 0 and at most 100%"),
+        (["--stored", "int3"], "not known as 'int3'"),
+        (["--arrivals", str(tmp_path / "mine.toml")], "no request trace"),
+        (["--scheduler", "fast"], "unsupported 'fast'"),
+        (["--predict", "me"], "me"),
+    ):  # fmt: skip
+        assert main([*base, *words]) == 2, words
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1

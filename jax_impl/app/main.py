@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "bench": "measure schedulers on a model: budgets, requests at a time, table, picture",
     "pack": "copy a model so that direct reads go straight into memory",
     "trace": "record what routers choose, for simulators; show what tokens share",
+    "simulate": "schedulers in virtual time, on platforms and models that are not here",
     "timeline": "draw an event log: Perfetto trace, picture",
     "lamina": "attention offloading: plan pool sizes, compute the paper's tables again",
 }

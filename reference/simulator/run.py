@@ -54,7 +54,8 @@ class Result:
     tpot_p50, tpot_p99   seconds a token of a request, over requests; itl_p50, itl_p99 over tokens
     prediction      of the whole run (reference.prediction.accuracy), where there is a predictor
     stalls          shares of the window by reason (reference.simulator.meter.STALLS)
-    events, actions over the whole run; wall_s; events_per_s: both together, a second of real time
+    events, actions over the whole run; wall_s, cpu_s: what simulating it took, in real time and on
+    the processor; events_per_s: events and actions, a second of real time
     """
 
     seconds: float
@@ -86,6 +87,7 @@ class Result:
     events: int = 0
     actions: int = 0
     wall_s: float = 0.0
+    cpu_s: float = 0.0
 
     @property
     def events_per_s(self) -> float:
@@ -226,7 +228,7 @@ def simulate(
         model.bytes_of(stored), costs, log,
         observer=Watched(accuracy, meter) if said else meter,
     )  # fmt: skip
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     _settle(loop, options)
     start = loop.now
     if arrivals is None:
@@ -236,8 +238,8 @@ def simulate(
         for a in arrivals:
             loop.at(start + a.at_s, arrive)
     _run(loop, executor, meter, tokens, warm_up)
-    wall = time.perf_counter() - began
-    result = _result(loop, executor, meter, model, start, wall)
+    took = time.perf_counter() - began, time.process_time() - used
+    result = _result(loop, executor, meter, model, start, took)
     return replace(result, prediction=accuracy.as_dict()) if said else result
 
 
@@ -264,7 +266,7 @@ def _run(
 
 def _result(
     loop: VirtualLoop, executor: RoutedExecutor, meter: Meter, model: ModelShape, start: float,
-    wall: float,
+    took: tuple[float, float],
 ) -> Result:  # fmt: skip
     tpot, itl = [], []
     finished = 0
@@ -281,5 +283,6 @@ def _result(
         end_to_end_per_s=executor.generated / max(1e-12, loop.now - start),
         tpot_p50=percentile(tpot, 0.5), tpot_p99=percentile(tpot, 0.99),
         itl_p50=percentile(itl, 0.5), itl_p99=percentile(itl, 0.99),
-        finished=finished, events=meter.events, actions=meter.actions, wall_s=wall,
+        finished=finished, events=meter.events, actions=meter.actions,
+        wall_s=took[0], cpu_s=took[1],
     )  # fmt: skip
