@@ -50,6 +50,8 @@ class Meter:
     distinct: int = 0
     events: int = 0
     actions: int = 0
+    moments: list[float] = field(default_factory=list)
+    """When a router spoke to a decoding visit."""
     batches: Counter[int] = field(default_factory=Counter)
     lags: Counter[int] = field(default_factory=Counter)
 
@@ -101,6 +103,7 @@ class Meter:
                 self.named += len(event.experts[0])
                 self.hits += there
                 self.visits += 1
+                self.moments.append(loop.now)
                 self.full_hits += there == len(event.experts[0])
         elif isinstance(event, Sampled) and event.token is not None:
             self.tokens += 1
@@ -129,6 +132,12 @@ class Meter:
         """Length of the window."""
         return self.ended - self.began
 
+    def steady(self) -> float:
+        """Visits in the window's second half over those in its first; 1.0 of none."""
+        middle = (self.began + self.ended) / 2
+        first = sum(t <= middle for t in self.moments)
+        return (len(self.moments) - first) / first if first else 1.0
+
     def figures(self, expert_bytes: int, layers: int) -> dict[str, Any]:
         """Everything by name; rates a second, bytes, shares of the window."""
         seconds, tokens = self.seconds or 1e-12, max(1, self.tokens)
@@ -139,6 +148,8 @@ class Meter:
             "tokens_per_s": self.tokens / seconds,
             "fetches_per_token": self.loads / tokens,
             "bytes_per_token": self.loads * expert_bytes / tokens,
+            "visits_per_s": self.visits / max(1, layers) / seconds,
+            "steady": self.steady(),
             "guesses": self.guesses,
             "channel_busy": self.channel_s / seconds, "compute_busy": self.compute_s / seconds,
             "both_busy": self.both_s / seconds,

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from reference.control import Scheduler
-from reference.prediction import simulated
+from reference.prediction import Predictor, simulated
 from reference.prediction.accuracy import Accuracy, Watched
 from reference.prediction.listener import Listener, Predicting
 from reference.simulator import synthetic
@@ -41,6 +41,9 @@ class Result:
 
     tokens_per_s    generated tokens of all requests, a second; end_to_end_per_s: the same over the
                     whole run, from the first arrival on, prompts and cold cache included
+    visits_per_s    decoding visits to layers with experts, by the number of such layers: tokens a
+                    second without the chance of which tokens end within a short window;
+                    steady: the visits of its second half over those of its first
     fetches_per_token, bytes_per_token   loads begun in the window, by its tokens
     channel_busy, compute_busy, both_busy   shares of the window
     bound_share     max(compute_busy, channel_busy): 1 is the best that a schedule with these steps
@@ -62,6 +65,8 @@ class Result:
     tokens: int
     tokens_per_s: float
     end_to_end_per_s: float
+    visits_per_s: float
+    steady: float
     fetches_per_token: float
     bytes_per_token: float
     guesses: int
@@ -174,7 +179,7 @@ def simulate(
     stored: str = "",
     reading: Reading | None = None,
     costs: Costs | None = None,
-    predict: str = "",
+    predict: str | Predictor = "",
     log: Log | None = None,
     seed: int = 0,
 ) -> Result:
@@ -185,7 +190,8 @@ def simulate(
     `arrivals` requests come as those say, and the run ends with the last at the latest. `warm`
     fills the slots before the first request comes. `costs` stands for the platform's own
     (`stored`: format of the experts; `reading`: how they are read). `predict` names a predictor of
-    `reference.prediction.simulated`; `options.prefetch` says how much of it is read ahead.
+    `reference.prediction.simulated`, or is one made with these options; `options.prefetch` says how
+    much of it is read ahead.
     """
     if costs is None:
         if platform is None:
@@ -221,7 +227,10 @@ def simulate(
         shape, lambda: loop.now, ended,
     )  # fmt: skip
     scheduler = Scheduler(options)
-    said = simulated(predict, options, executor.truth, seed)
+    if isinstance(predict, Predictor):
+        said = predict
+    else:
+        said = simulated(predict, options, executor.truth, seed)
     accuracy = Accuracy(options.prefetch)
     loop = VirtualLoop(
         scheduler, Predicting(executor, Listener(said, options)) if said else executor,
