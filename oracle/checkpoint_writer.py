@@ -60,6 +60,7 @@ def write_checkpoint(
     unpacked: tuple[str, ...] = (),
     wide: tuple[str, ...] = (),
     as_rows: tuple[str, ...] = (),
+    source: Source | None = None,
 ) -> Path:
     """Write config.json and the weights to the directory `path`, tensor after tensor.
 
@@ -74,6 +75,7 @@ def write_checkpoint(
     unpacked   of an FP8 model: roles (the last word) that stay unpacked
     wide       roles that are F32 beside others that are not
     as_rows    roles of vectors that are stored as matrices of one row
+    source     where values come from, instead of `seed`, `scale` and `pattern`
 
     quantization_config decides what is packed: with fp8 every matrix but embedding, head and
     routers, with mxfp4 the experts. FP8 scales come last: with shards, in another file.
@@ -83,7 +85,8 @@ def write_checkpoint(
     path.mkdir(parents=True, exist_ok=True)
     told = {k: WORDS[dtype] if k in ("dtype", "torch_dtype") else v for k, v in hf_config.items()}
     (path / "config.json").write_text(json.dumps(told, indent=2) + "\n")
-    source = Source(seed, scale, pattern, bool(hf_config.get("tie_word_embeddings")))
+    tied = bool(hf_config.get("tie_word_embeddings"))
+    source = source or Source(seed, scale, pattern, tied)
     layout = _Layout(hf_config, dtype, scale_dtype, unpacked, wide, as_rows)
     tensors = list(layout.tensors(experts, tied_copy))
     if shards == 1:
