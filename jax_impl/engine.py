@@ -46,6 +46,7 @@ from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import LogWriter, head_of
 from reference.files.requests import Request, check_ids
 from reference.handle import RequestHandle
+from reference.prediction import predictor
 from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, CoveyError, Unsupported
 from reference.vocab.events import Cancelled, Drain
@@ -101,6 +102,7 @@ class JaxEngine:
             wide=wide_rows(ckpt, told),
             compute=told.compute,
             kv_dtype=told.kv_dtype,
+            **({"ahead": control.prefetch} if told.prefetch == "next-gate" else {}),
         )
         model.compile(told.progress)
         sizes, host = host_stage(sizes, told, len(ckpt.config.moe_layers))
@@ -128,6 +130,7 @@ class JaxEngine:
             host_way=host.way if host else None,
             compute=told.compute,
             kv_dtype=told.kv_dtype,
+            predictor=told.prefetch,
             tile=told.tile,
             wide=model.wide,
             io=told.io,
@@ -145,6 +148,7 @@ class JaxEngine:
             loop = Loop(
                 scheduler, model, pool, start_transfers, log, eos, check=told.check,
                 sums=told.check or told.keep_log, rate=rate,
+                predictor=predictor(told.prefetch, control),
             )  # fmt: skip
             for file in ckpt.files:  # what the threads have opened is what the headers described
                 ckpt.check_unchanged(file)

@@ -28,6 +28,7 @@ import numpy as np
 from jax_impl.expert_calls import CallShape, expert_calls
 from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, Table, kv_bytes, kv_kinds, make_pools
 from jax_impl.layers import Bank, Layers, Piece
+from jax_impl.next_gate import NextGates
 from jax_impl.probe import tiles_differ
 from jax_impl.programs import ExpertForm, Program, Programs, Progress, expert_forms
 from jax_impl.resident import Resident
@@ -74,6 +75,7 @@ class JaxModel:
     compute    f32: weights widened exactly, float32 throughout; bf16: inputs of matrix products
                rounded to bfloat16, float32 accumulation
     kv_dtype   what K and V are rounded to when they are written
+    ahead      how many experts to ask the next router for, early (PREDICT-4); 0: it is not asked
 
     Raises Unsupported for a description that has no kernel here, BadInput for a bad size.
     """
@@ -101,6 +103,7 @@ class JaxModel:
         wide: int = 0,
         compute: Compute = "f32",
         kv_dtype: KvDtype = "f32",
+        ahead: int = 0,
     ) -> None:
         config: ModelConfig = ckpt.config
         where = str(ckpt.path)
@@ -139,6 +142,9 @@ class JaxModel:
         self._ahead = 0
         self._plan = {start: stage_plan(config, start) for start in (ENTRY, *config.moe_layers)}
         self._programs = Programs(Layers(config, compute, kv_dtype))
+        self._gates = None
+        if ahead and config.moe_layers:
+            self._gates = NextGates(config, compute, self._held.layers, ahead, rows + 1)
         # Before the probe only the small tile is used. A tile of as many rows as there are
         # positions, rows or KV slots at most: the probe runs one text of that length.
         self._candidate = wide if tile < wide <= min(rows, max_len, kv_blocks * kv_block) else 0
@@ -173,6 +179,8 @@ class JaxModel:
             if plan.head is not None:
                 self._piece(tile, plan.head, None, progress)
         self._compile_experts(tile, progress)
+        if self._gates is not None:
+            self._gates.compile(tile, progress)
 
     def _compile_experts(self, tile: int, progress: Progress) -> None:
         for form in self._forms:
@@ -183,7 +191,7 @@ class JaxModel:
     @property
     def programs(self) -> int:
         """Executables so far; after `compile` this number stays (JAX-1)."""
-        return self._programs.count
+        return self._programs.count + (self._gates.count if self._gates else 0)
 
     def enter(
         self,
@@ -269,11 +277,13 @@ class JaxModel:
     ) -> Pending:
         plan, told, logits = self._plan[start], [], []
         split = tiles(len(rows), self.tile, self.wide)
+        ahead = None
         if plan.pieces:
             at = places(rows, tokens, positions, tables, self._shapes, split)
             turns = self._row_turns(plan, positions, tables, len(at[0]))
             for piece, i in plan.pieces:
                 told += self._layer(piece, i, at[self._kind_of[i]], turns, split)
+            ahead = self._ask_ahead(plan.layer, at[0][:, 0], split)
         wanted: list[int] = []
         if plan.head is not None:
             wanted = [i for i, want in enumerate(want_logits) if want]
@@ -283,7 +293,20 @@ class JaxModel:
                 run = self._piece(size, plan.head, None)
                 there = at[first : first + size, None]
                 logits.append(run(there, *self._arguments(plan.head, None)))
-        return Pending(plan.layer, len(rows), told, logits, wanted, self.wait)
+        return Pending(plan.layer, len(rows), told, logits, wanted, self.wait, ahead)
+
+    def _ask_ahead(
+        self, layer: int | None, rows: np.ndarray, split: Sequence[tuple[int, int]]
+    ) -> tuple[int, list[jax.Array]] | None:
+        """Ask the router behind `layer`, where that is wanted and there is one."""
+        if self._gates is None or layer not in self._gates.next:
+            return None
+        said = []
+        for first, size in split:
+            run, weights = self._gates.program(layer, size)
+            self._make_room(run)
+            said.append(run(rows[first : first + size], self._bank.residual, weights))
+        return self._gates.next[layer], said
 
     def _row_turns(
         self, plan: Plan, positions: Sequence[int], tables: Sequence[Table], length: int

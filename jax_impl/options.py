@@ -49,7 +49,9 @@ class EngineOptions:
     host_memory   bytes of a host tier between disk and device (TIER-1): None for none, a size,
                   "60%" of all experts, or an int. `memory` is then for the device alone
     scheduler     interleaved | lockstep | lockstep-blocking       cache    per-layer | global
-    prefetch      none                                             readiness  visit | expert
+    prefetch      none | next-gate | activation | layer | token    readiness  visit | expert
+    prefetch_experts   how many experts of each visit are guessed (0: as many as a token uses);
+                  prefetch_loads  guesses in flight (0: no bound but threads)
     fetch_order   least-progress | first-come | fewest-missing     compute  f32 | bf16
     chunk         prompt tokens a visit
     max_running   requests running at a time;  max_rows  token rows a step
@@ -80,6 +82,8 @@ class EngineOptions:
     scheduler: str = "interleaved"
     cache: str = "per-layer"
     prefetch: str = "none"
+    prefetch_experts: int = 0
+    prefetch_loads: int = 0
     readiness: str = "visit"
     fetch_order: str = "least-progress"
     compute: Compute = "f32"
@@ -238,5 +242,7 @@ def control_options(
         kv_tokens=kv_tokens,
         kv_block=options.kv_block,
         retries=options.retries,
+        prefetch=0 if options.prefetch == "none" else options.prefetch_experts or config.top_k,
+        prefetch_loads=options.prefetch_loads,
         warm=warm_order(options.warm, sizes.slots),
     )

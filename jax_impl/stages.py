@@ -37,6 +37,8 @@ class StageOut(NamedTuple):
     weights  [R, K] float32 combining weights
     bad      [R] bool: the row's router scores hold a NaN (topk of such a row means nothing)
     logits   {index in the call: [V] float32} for the rows that wanted them, when layer is None
+    ahead    what the router of a later layer would say now: (layer, experts int32 [R, m] in rank
+             order, -1 in a row with a NaN), where it is asked (PREDICT-4)
     """
 
     layer: int | None
@@ -44,6 +46,7 @@ class StageOut(NamedTuple):
     weights: np.ndarray
     bad: np.ndarray
     logits: dict[int, np.ndarray]
+    ahead: tuple[int, np.ndarray] | None = None
 
 
 class Pending:
@@ -53,6 +56,7 @@ class Pending:
     told          a call each: int32 [T, 2K + 1], see layers.Layers.layer
     logits        a call each: float32 [T, V] of the rows `wanted`, in order
     wait          blocks until the device is idle, for a stage that told nothing
+    ahead         (layer, a call each: int32 [T, m]) of the router that was asked early, if one was
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class Pending:
         logits: list[jax.Array],
         wanted: list[int],
         wait: Callable[[], None],
+        ahead: tuple[int, list[jax.Array]] | None = None,
     ) -> None:
+        self._ahead = ahead
         self._layer, self._count, self._wait = layer, count, wait
         self._told, self._logits, self._wanted = told, logits, wanted
 
@@ -71,7 +77,8 @@ class Pending:
         """One fetch for everything the stage told (JAX-9)."""
         if not self._told and not self._logits:
             self._wait()
-        told, logits = jax.device_get((self._told, self._logits))
+        asked = self._ahead[1] if self._ahead else []
+        told, logits, asked = jax.device_get((self._told, self._logits, asked))
         rows = dict(zip(self._wanted, (row for tile in logits for row in tile), strict=False))
         if not told:
             none = np.zeros((self._count, 0), np.int32)
@@ -80,7 +87,8 @@ class Pending:
         all_ = np.concatenate(told)[: self._count]
         k = all_.shape[1] // 2
         mix = np.ascontiguousarray(all_[:, k : 2 * k]).view(np.float32)
-        return StageOut(self._layer, all_[:, :k].copy(), mix, all_[:, 2 * k] != 0, rows)
+        ahead = (self._ahead[0], np.concatenate(asked)[: self._count]) if self._ahead else None
+        return StageOut(self._layer, all_[:, :k].copy(), mix, all_[:, 2 * k] != 0, rows, ahead)
 
 
 class Plan(NamedTuple):

@@ -15,6 +15,8 @@ from jax_impl.holdings import Holdings, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
 from jax_impl.transfer import Transfers
 from reference.handle import sum_of
+from reference.prediction.base import Scores
+from reference.prediction.next_gate import votes
 from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError
@@ -62,6 +64,8 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
     routed: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: dict[int, Choice] = field(default_factory=dict)
+    gates: dict[int, Scores] = field(default_factory=dict)
+    """What a later router said to a request's rows when it was asked early (PREDICT-4)."""
     sums: dict[int, int] = field(default_factory=dict)
     ended: float = 0.0
     told: dict[str, Any] = field(default_factory=dict)
@@ -180,6 +184,10 @@ def _tell(
                 raise CoveyError(f"NaN in the router's scores at layer {out.layer}")
             topk = out.topk[span]
             outcome.routed[number] = topk
+            if out.ahead is not None:
+                layer, ranked = out.ahead[0], out.ahead[1][span]
+                good = ranked[(ranked >= 0).all(axis=1)]
+                outcome.gates[number] = {layer: votes(good, ranked.shape[1])} if len(good) else {}
             visit = Visit(number, member.visit.chunk, out.layer)
             outcome.events.append(Routed(visit, tuple(map(tuple, topk.tolist()))))
             return

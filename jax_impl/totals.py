@@ -46,6 +46,7 @@ class Totals:
     ended: dict[str, int] = field(default_factory=dict)
     guesses: int = 0
     guess_bytes: int = 0
+    """Of a warm start; those of a predictor are loads like others."""
     heat: dict[ExpertKey, int] = field(default_factory=lambda: defaultdict(int))
     blamed: dict[ExpertKey, float] = field(default_factory=lambda: defaultdict(float))
     _now: float = 0.0
@@ -203,6 +204,15 @@ def limit(totals: dict[str, Any]) -> str:
     )
 
 
+def _guessed(prediction: dict[str, Any]) -> str:
+    """What a predictor did, in words (PREDICT-9)."""
+    recall = prediction["absent"]["recall"]
+    text = f" {prediction['guesses']} of the loads were guesses, {prediction['used']} of them used"
+    if recall is not None:
+        text += f"; of the experts that were named and absent, {recall:.0%} had been expected"
+    return text + "."
+
+
 def why(totals: dict[str, Any]) -> str:
     """One paragraph for people: what limited the run, and what would help."""
     wall = totals["wall_s"]
@@ -226,6 +236,8 @@ def why(totals: dict[str, Any]) -> str:
             f" Before the first request {totals['guesses']} experts that had been hot were read "
             f"({show_size(totals['guess_bytes'])})."
         )
+    if prediction := totals.get("prediction"):
+        text += _guessed(prediction)
     if totals.get("host_slots"):
         text += (
             f" Of the loads {totals['host_loads']} found their expert in host memory; "

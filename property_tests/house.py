@@ -36,18 +36,21 @@ ARROWS = (
           ("numpy",)),
     # safetensors here only writes and cross-checks.
     Arrow("reference.files", ("reference.vocab", "reference.files"), ("numpy", "safetensors")),
+    Arrow("reference.prediction", ("reference.vocab", "reference.files", "reference.prediction"),
+          ("numpy",)),
     Arrow("reference.simulator", ("reference.vocab", "reference.control", "reference.files",
-                                  "reference.simulator"), ("numpy",)),
+                                  "reference.prediction", "reference.simulator"), ("numpy",)),
     Arrow("reference", ("reference",), ("numpy",)),
     # Fast numerics share nothing with the readable ones: else comparing them proves nothing.
     Arrow("jax_impl", ("reference.vocab", "reference.control", "reference.files",
-                       "reference.sampling", "reference.handle", "jax_impl"),
+                       "reference.sampling", "reference.handle", "reference.prediction",
+                       "jax_impl"),
           ("numpy", "jax", "jaxlib", "ml_dtypes")),
     # The command ties everything together; tokenizers only where text is wanted, matplotlib only
     # for pictures.
     Arrow("jax_impl.app", ("reference.vocab", "reference.control", "reference.files",
                            "reference.sampling", "reference.handle", "reference.engine",
-                           "reference.simulator", "jax_impl", "oracle"),
+                           "reference.simulator", "reference.prediction", "jax_impl", "oracle"),
           ("numpy", "jax", "tokenizers", "jinja2", "matplotlib")),
     # The judge of control shares nothing with it.
     Arrow("oracle.checkers", ("reference.vocab", "reference.files", "oracle.checkers"), ("numpy",)),

@@ -219,8 +219,9 @@ def test_defaults_yield_to_what_a_request_says(model: Path, tmp_path: Path) -> N
         (["{model}", "--memory", "-3"], "size '-3': not a number with one of"),
         (["{model}", "--scheduler", "bevy"],
          "argument --scheduler: unsupported 'bevy'; supported: interleaved, balanced, "),
-        (["{model}", "--prefetch", "next-gate"],
-         "argument --prefetch: unsupported 'next-gate'; supported: none"),
+        (["{model}", "--prefetch", "psychic"],
+         "argument --prefetch/--predict: unsupported 'psychic'; supported: none, next-gate, "
+         "activation, layer, token"),
         (["{model}", "--temperature", "nan"], "nan; a number from 0 to 1000 expected"),
         (["{model}", "--temperature", "hot"], "argument --temperature: invalid"),
         (["{model}", "--chunk", "0"], "argument --chunk: 0; at least 1 expected"),

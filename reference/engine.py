@@ -24,8 +24,11 @@ from reference.files.requests import Request, check_ids
 from reference.files.residency import warm_order
 from reference.handle import RequestHandle
 from reference.numerics.model import Model
+from reference.prediction import predictor
+from reference.prediction.accuracy import Accuracy, Watched
+from reference.prediction.listener import Listener, Predicting
 from reference.simulator.costs import CostModel
-from reference.simulator.loop import VirtualLoop
+from reference.simulator.loop import Executor, VirtualLoop
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.events import Arrived, Cancelled, Drain, Event
 from reference.vocab.ids import ExpertKey
@@ -59,6 +62,8 @@ class ReferenceEngine:
     scheduler, cache, readiness, fetch_order, chunk, max_running, ...: as in ControlOptions
     kv_tokens  KV capacity in tokens; 0 takes max_running requests of the model's length, at most
                4096 tokens each
+    prefetch   what guesses experts ahead: none | next-gate | activation | layer | token;
+               prefetch_experts: how many of each visit (0: as many as a token uses)
     warm       (layer, expert) pairs to read before the first request, the hottest first
     costs      how long things take in virtual time
     log        file for the event log; keep_log also keeps it in memory (`records`)
@@ -75,6 +80,8 @@ class ReferenceEngine:
         scheduler: str = "interleaved",
         cache: str = "per-layer",
         prefetch: str = "none",
+        prefetch_experts: int = 0,
+        prefetch_loads: int = 0,
         readiness: str = "visit",
         fetch_order: str = "least-progress",
         chunk: int = 64,
@@ -94,7 +101,7 @@ class ReferenceEngine:
         keep_log: bool = False,
         dtype: type[np.floating] = np.float32,
     ) -> None:
-        if prefetch not in PREFETCHERS:
+        if prefetch not in PREFETCHERS:  # PREDICT-3
             raise Unsupported("prefetch", repr(prefetch), ", ".join(PREFETCHERS))
         self.checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path)
         config = self.config = self.checkpoint.config
@@ -123,6 +130,8 @@ class ReferenceEngine:
             kv_tokens=kv_tokens or max_running * -(-longest // kv_block) * kv_block,
             kv_block=kv_block,
             retries=retries,
+            prefetch=0 if prefetch == "none" else prefetch_experts or config.top_k,
+            prefetch_loads=prefetch_loads,
             warm=warm_order(warm, slots),
         )
         costs = costs or CostModel()
@@ -148,7 +157,17 @@ class ReferenceEngine:
         if keep_log or log is not None:
             self.executor.sums = {}
         telling = _Telling(self._log, self.executor)
-        self.loop = VirtualLoop(control, self.executor, expert_bytes, costs, telling)
+        guesser = predictor(prefetch, self.options)
+        self.accuracy = Accuracy(self.options.prefetch)
+        executor: Executor = self.executor
+        if guesser is not None:
+            self.executor.ask_gates = self.options.prefetch if prefetch == "next-gate" else 0
+            listener = Listener(guesser, self.options, self.executor.tokens)
+            executor = Predicting(self.executor, listener)
+        self.loop = VirtualLoop(
+            control, executor, expert_bytes, costs, telling,
+            observer=Watched(self.accuracy) if guesser is not None else None,
+        )  # fmt: skip
         self._next = 0
         self._lock = threading.RLock()
         self._closed = False
@@ -173,6 +192,7 @@ class ReferenceEngine:
             "seconds": t.seconds, "compute_s": t.compute_s, "channel_s": t.channel_s,
             "bound_s": t.bound_s, "loads": t.loads, "bytes": t.bytes, "steps": t.steps,
             "virtual": True,
+            **({"prediction": self.accuracy.as_dict()} if self.options.prefetch else {}),
         }  # fmt: skip
 
     def heat(self) -> dict[tuple[int, int], int]:

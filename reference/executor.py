@@ -11,6 +11,7 @@ import numpy as np
 
 from reference.handle import RequestHandle, sum_of
 from reference.numerics.model import Hidden, Model, State
+from reference.prediction.next_gate import votes
 from reference.sampling import choose
 from reference.simulator.costs import Work
 from reference.vocab.actions import Compute, Finish, Load, Reject
@@ -53,6 +54,8 @@ class NumpyExecutor:
         self.texts: dict[int, Text] = {}
         self.handles: dict[int, RequestHandle] = {}
         self.heat: dict[tuple[int, int], int] = defaultdict(int)
+        self.ask_gates = 0
+        """How many experts of the next router `gates` tells; 0: it is not asked (PREDICT-4)."""
         self.sums: dict[int, int] | None = None
         """Checksums of the rows of logits that tokens were taken from, until the log has told them;
         None: nobody logs."""
@@ -109,6 +112,17 @@ class NumpyExecutor:
         if isinstance(event, Sampled) and self.sums and event.request in self.sums:
             return {"sum": self.sums.pop(event.request)}
         return {}
+
+    def tokens(self, visit: Visit) -> list[int]:
+        """Token ids of the visit's chunk."""
+        text = self.texts.get(visit.request)
+        return text.tokens[slice(*self._span(visit))] if text else []
+
+    def gates(self, visit: Visit) -> dict[int, list[tuple[int, float]]]:
+        """What the next router would say to the visit that was Routed last: by layer."""
+        hidden = self.texts[visit.request].hidden
+        said = self.model.next_gate(hidden, self.ask_gates) if hidden and self.ask_gates else None
+        return {said[0]: votes(said[1], self.ask_gates)} if said else {}
 
     def ended(self, action: Finish | Reject) -> None:
         """Forget the request and tell its handle."""

@@ -17,7 +17,8 @@ ENGINES = ("jax", "reference")
 
 NAMES: dict[str, str] = {
     "memory": "--memory", "host_memory": "--host-memory", "scheduler": "--scheduler",
-    "cache": "--cache", "prefetch": "--prefetch", "readiness": "--readiness", "chunk": "--chunk",
+    "cache": "--cache", "prefetch": "--prefetch", "prefetch_experts": "--prefetch-experts",
+    "readiness": "--readiness", "chunk": "--chunk",
     "max_running": "--max-running", "kv_tokens": "--kv-tokens", "threads": "--threads",
     "io": "--io", "compute": "--compute",
 }  # fmt: skip
@@ -73,8 +74,12 @@ def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
                            help="visit: a visit runs when all its experts are there; "
                                 "expert: each expert's tokens run as soon as it is")
         group.add_argument("--cache", **one_of(EVICTIONS), help="scope of the least recently used")
+        group.add_argument("--prefetch", "--predict", **one_of(PREFETCHERS),
+                           help="what guesses experts, to be read while nothing that was named is")
+        group.add_argument("--prefetch-experts", type=positive, metavar="N",
+                           help="experts that are guessed of each visit (default: as many as a "
+                                "token uses)")
         group.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens a visit")
-    group.add_argument("--prefetch", **one_of(PREFETCHERS), help="loads before they are asked for")
     group.add_argument("--max-running", type=positive, metavar="N", help="requests at a time")
     group.add_argument("--kv-tokens", type=positive, metavar="N",
                        help="tokens that the KV cache holds over all running requests")

@@ -1,7 +1,7 @@
 """Under which settings `covey verify` runs a model: a plan that covers, and a way to name one.
 
-A setting is what may not matter: the budget, the scheduler, readiness, eviction, the chunks of a
-prompt, and the company in which requests come.
+A setting is what may not matter: the budget, the scheduler, readiness, eviction, what is guessed
+ahead, the chunks of a prompt, and the company in which requests come.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from reference.vocab.errors import BadInput
-from reference.vocab.options import EVICTIONS, READINESS, SCHEDULERS, Eviction, Grouping, Readiness
+from reference.vocab.options import (
+    EVICTIONS,
+    PREFETCHERS,
+    READINESS,
+    SCHEDULERS,
+    Eviction,
+    Grouping,
+    Readiness,
+)
 
 COMPANIES: dict[str, str] = {
     "alone": "one request at a time",
@@ -35,6 +43,7 @@ class Setting:
     scheduler: Grouping = "interleaved"
     readiness: Readiness = "visit"
     cache: Eviction = "per-layer"
+    prefetch: str = "none"
     chunk: int = CHUNKS[0]
     company: str = "alone"
 
@@ -55,7 +64,7 @@ def parse(text: str) -> Setting:
     """
     given: dict[str, Any] = {}
     allowed = {"scheduler": get_args(Grouping), "readiness": get_args(Readiness),
-               "cache": get_args(Eviction), "company": tuple(COMPANIES)}
+               "cache": get_args(Eviction), "prefetch": PREFETCHERS, "company": tuple(COMPANIES)}
     for item in text.split(","):
         name, equals, value = item.partition("=")
         if not equals or name in given or name not in {f.name for f in fields(Setting)}:
@@ -85,19 +94,22 @@ def budgets(slots: int, top_k: int, slot: int) -> list[int]:
 def plan(memories: Sequence[int], rounds: int) -> list[Setting]:
     """`rounds` times an engine for each scheduler with each readiness, in two companies each.
 
-    Every scheduler meets the least budget in each round; the other budgets, the evictions, chunks
-    and companies come in turn, paired differently in the next round.
+    Every scheduler meets the least budget in each round; the other budgets, the evictions,
+    predictors (none where nothing is read ahead), chunks and companies come in turn, paired
+    differently in the next round.
     """
     companies = itertools.cycle([c for c in COMPANIES if c not in ("alone", "rescored")])
     chunks = itertools.cycle(CHUNKS)
     caches = itertools.cycle(EVICTIONS)
+    predictors = itertools.cycle(PREFETCHERS)
     others = itertools.cycle(memories[1:] or memories)
     settings = []
     for turn in range(rounds):
         for scheduler, readiness in itertools.product(SCHEDULERS, READINESS):
             least = (readiness == "visit") == (turn % 2 == 0)
+            ahead = "none" if scheduler == "lockstep-blocking" else next(predictors)
             one = Setting(memories[0] if least else next(others), scheduler, readiness,
-                          next(caches), next(chunks), next(companies))
+                          next(caches), ahead, next(chunks), next(companies))
             settings += [one, replace(one, company=next(companies))]
         next(caches)
         next(chunks)

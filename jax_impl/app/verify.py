@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
              "--max-new-tokens", str(args.max_new_tokens), "--memory", f"{base.memory}B"]
     again += ["--requests", str(args.requests)] if args.requests else [
         "--count", str(args.count), "--seed", str(args.seed)]
-    again += [word for name in ("prefetch", "kv_tokens", "threads", "io", "compute", "max_running")
+    again += [word for name in ("kv_tokens", "threads", "io", "compute", "max_running")
               if (value := getattr(args, name)) is not None
               for word in (engines.NAMES[name], str(value))]
     return verify(open_engine, requests, base, tried, again, progress)
@@ -138,8 +138,8 @@ def verify(
                 print(f"  shown again by: {shlex.join([*again, '--only', str(setting)])}")
             state = "DIFFERS" if new else "same bits"
             progress.say(f"{state}: {show_size(setting.memory)}, {setting.scheduler}, readiness "
-                         f"{setting.readiness}, cache {setting.cache}, chunk {setting.chunk}, "
-                         f"{setting.company}")
+                         f"{setting.readiness}, cache {setting.cache}, prefetch "
+                         f"{setting.prefetch}, chunk {setting.chunk}, {setting.company}")
     bad = len(verdict.differences)
     print(f"{verdict.comparisons} comparisons ({len(requests)} requests, {len(tried)} settings, "
           f"{verdict.tokens} tokens, {verdict.rows} rows of logits): "
