@@ -1,6 +1,7 @@
-"""Seeded faults of the two executors: the virtual-time loop and the fetch threads.
+"""Seeded faults of what executes: the virtual-time loop, the fetch threads, the readable engine.
 
-They are found in the log of a run that the shipped scheduler drives (`oracle/rigs.py`).
+They are found in the logs of runs that the shipped scheduler drives (`oracle/rigs.py`), those of
+the engine in what requests get in other company (`oracle/company_rig.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from oracle.patching import Mutant
 
 LOOP, TRANSFER = "reference.simulator.loop", "jax_impl.transfer"
+EXECUTOR, ENGINE = "reference.executor", "reference.engine"
 LOADED = "return [Loaded(action.ticket, nanoseconds(self.costs.transfer(self.expert_bytes)))]"
 
 
@@ -17,7 +19,7 @@ def _m(name: str, module: str, old: str, new: str, declared: str) -> Mutant:
 
 EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
     # The virtual-time loop, rig "loop".
-    _m("completion-dropped", LOOP, LOADED, "return []", "S3"),
+    _m("completion-dropped", LOOP, LOADED, "return []", "S11"),
     _m("completion-twice", LOOP, LOADED, LOADED + " * 2", "S3"),
     _m(
         "written-to-wrong-slot",
@@ -40,27 +42,67 @@ EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
         "self.at(self.now, lambda: self._computed(action, seconds))",
         "S9",
     ),
-    _m("late-write-told-as-drained", LOOP, "fault.error, drained=False)", "fault.error)", "S3"),
+    _m("late-write-told-as-drained", LOOP, "fault.error, drained=False)", "fault.error)", "S11"),
     _m(
         "channel-never-idle-again",
         LOOP,
         "self.outstanding -= 1\n        if fault is not None:",
         "if fault is not None:",
-        "S1",
+        "S11",
     ),
     _m(
         "lane-never-idle-again",
         LOOP,
         "had one been given away, it would show.\n        self.computing = False",
         "",
-        "S1",
+        "S11",
     ),
     _m(
         "results-dropped",
         LOOP,
-        "return self.executor.run(action)",
-        "return self.executor.run(action)[:1]",
+        "end, *rest = self.executor.run(action)",
+        "end, *rest = self.executor.run(action)[:1]",
         "S1",
+    ),
+    # The readable engine, rig "engine".
+    _m(
+        "cancel-blanks-neighbours",
+        EXECUTOR,
+        "        handle = self.handles.pop(action.request)\n",
+        "        handle = self.handles.pop(action.request)\n"
+        "        for text in self.texts.values():\n"
+        "            text.tokens[-1] *= getattr(action, 'reason', '') != 'cancelled'\n",
+        "S12",
+    ),
+    _m(
+        "seed-of-the-seat",
+        EXECUTOR,
+        "choose(logits[-1], text.handle.sampling,",
+        "choose(logits[-1], __import__('dataclasses').replace("
+        "text.handle.sampling, seed=number),",
+        "S13",
+    ),
+    _m(
+        "outputs-in-order-of-coming",
+        EXECUTOR,
+        "            text.outputs[row, rank] = ",
+        "            rank = np.isfinite(text.outputs[row, :, 0]).sum()\n"
+        "            text.outputs[row, rank] = ",
+        "S13",
+    ),
+    _m(
+        "length-known-beforehand",
+        ENGINE,
+        "Arrived(number, len(request.prompt), request.max_new_tokens)",
+        "Arrived(number, len(request.prompt), min(2, request.max_new_tokens))",
+        "S14",
+    ),
+    _m(
+        "failure-blames-all",
+        EXECUTOR,
+        "Failed(action.step, error, tuple(failed))",
+        "Failed(action.step, error)",
+        "S15",
     ),
     # The fetch threads, rig "transfer".
     _m(
@@ -82,7 +124,7 @@ EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
         TRANSFER,
         "            self._post(done)\n",
         "            done.error or self._post(done)\n",
-        "S3",
+        "S11",
     ),
     _m(
         "thread-tells-twice",

@@ -1,7 +1,7 @@
 """The seeded faults: each one line of the shipped code, and the one property that must notice.
 
-Control's are found by exploring the named scopes. Those of the executors lie in
-`oracle/executor_faults.py`.
+Control's are found by exploring the named scopes; where none is named, in runs. Those of the
+executors and of the readable engine lie in `oracle/executor_faults.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         LIFE,
         's.terminal.append(Reject(q.number, "draining"))',
         "pass",
-        "S1",
+        "L7",
         "drain-k1",
     ),
     _m(
@@ -133,14 +133,6 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "visit-k2-s3",
     ),
     _m(
-        "directory-keeps-evicted",
-        CACHE,
-        "del self.where[self.code[slot]]",
-        "pass",
-        "S9",
-        "visit-k2-s3",
-    ),
-    _m(
         "first-token-only",
         LIFE,
         "for token in e.experts for x in token}",
@@ -151,7 +143,7 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
     _m(
         "part-says-last",
         GROUP,
-        "tuple([c % per_layer for c in codes]), not rest)",
+        "tuple([c % per_layer for c in codes]), last)",
         "tuple([c % per_layer for c in codes]), True)",
         "S10",
         "expert-k2-s2",
@@ -159,16 +151,16 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
     _m(
         "layers-mixed",
         GROUP,
-        "return [x for x in ready if x[0].stage == stage]",
-        "return ready",
+        "if len(layers) > 1 else layers[0]\n    return [x for x in ready if x[0].stage == stage]",
+        "if len(layers) > 1 else layers[0]\n    return ready",
         "S10",
         "visit-k2-s4",
     ),
     _m(
         "barrier-ignored",
         GROUP,
-        "if s.lockstep and r.stage != s.front:",
-        "if False:",
+        "key=lambda stage: (stage - s.front) % count",
+        "key=lambda stage: (stage - s.front - 1) % count",
         "S10",
         "lockstep-k2-s3",
     ),
@@ -284,8 +276,22 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         LIFE,
         "elif blocks > o.kv_tokens // o.kv_block:",
         "elif False:",
-        "L1",
+        "L5",
         "kv-k1",
+    ),
+    _m(
+        "retried-for-nobody",
+        LIFE,
+        "        if code in s.cache.holds:\n            s.pending.insert(0, code)",
+        "        if s.claims:\n            s.pending.insert(0, code)",
+        "L6",
+    ),
+    _m(
+        "ties-turn-about",
+        GROUP,
+        "stage = layers[choose(layers)] if len(layers) > 1 else layers[0]",
+        "_start.turn = getattr(_start, 'turn', 0) + 1; stage = layers[_start.turn % len(layers)]",
+        "S16",
     ),
     _m("kv-not-returned", LIFE, "s.kv_free += r.blocks", "pass", "L1", "kv-k1"),
     _m(

@@ -1,8 +1,9 @@
 """Judging what control asks for: each action against the truth, each ask for what it left undone.
 
 `obey` moves a `World` by the actions of one ask and returns the first fault as (property, text):
-S1 to S7 and S9 to S11 at the action, L3 (specs/properties.md) after the last. S8 shows as S9 here,
-for the world does not ask on whose word control acted; the log checkers tell the two apart.
+S1 to S7 and S9 to S11 at the action, L5, L7 and L3 (specs/properties.md) after the last. S8 shows
+as S9 here, for the world does not ask on whose word control acted; the log checkers tell the two
+apart.
 """
 
 from __future__ import annotations
@@ -187,12 +188,15 @@ def _lost(w: World, r: list[int]) -> bool:
 
 
 def _left_undone(w: World, channels: int, lanes: int) -> Fault | None:
-    """The rules (a) to (e) of L3 in specs/properties.md."""
-    queued = False
+    """L5 and L7 for who is queued, then the rules (a) to (e) of L3 in specs/properties.md."""
+    queued = [r for r in w.live if r[PHASE] == QUEUED]
+    for r in queued:
+        if w.scope.reserved(r[PROMPT], r[NEW]) > w.scope.options.kv_tokens:
+            return "L5", f"can never fit and is not refused: {r}"
+        if w.draining and not r[WHY]:
+            return "L7", f"queued after Drain: {r}"
     for r in w.live:
         phase = r[PHASE]
-        if phase == QUEUED:
-            queued = True
         if phase == ENDED or (r[WHY] and (phase in (QUEUED, WAITING))):
             return "L3", f"(e) not finished: {r}"
     if lanes and channels and w.live and not w.moving:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from oracle.cases import Case, case_of
-from oracle.checkers import CHECKS, check_log
-from oracle.executor_faults import TRANSFER
+from oracle.checkers import CHECKS, Violation, check_log
+from oracle.executor_faults import LOOP, TRANSFER
 from oracle.explorer import Explorer, Found
 from oracle.faults import ALL
 from oracle.patching import CONTROL, Mutant, mutated
@@ -60,8 +61,7 @@ class Verdict:
 def kill(mutant: Mutant) -> Verdict:
     """Run the faulty code until something breaks. Raises PatchFailed."""
     began = time.perf_counter()
-    control = mutant.module.startswith(CONTROL)
-    verdict = _explore(mutant) if control else _run(mutant)
+    verdict = _explore(mutant) if mutant.scopes else _run(mutant)
     verdict.seconds = time.perf_counter() - began
     return verdict
 
@@ -97,21 +97,30 @@ def _explore(mutant: Mutant) -> Verdict:
 
 
 def _run(mutant: Mutant) -> Verdict:
-    """Judge the log of a run. Of the properties broken at the earliest line the declared one
-    counts, if it is there."""
-    from oracle import rigs
-
+    """Judge the logs of some runs. In the first with a violation, of the properties broken at the
+    earliest line the declared one counts, if it is there."""
     verdict = Verdict(mutant.name, mutant.declared)
-    rig = rigs.transfer if mutant.module == TRANSFER else rigs.loop
     with mutated(mutant) as module:
-        records = rig(module)
-    violations = check_log(records)
-    if not violations:
+        runs = [found for found in _violations(mutant.module, module) if found]
+    if not runs:
         return verdict
+    violations = runs[0]
     first = {v.property for v in violations if v.line == violations[0].line}
-    broken = {v.property for v in violations}
+    broken = {v.property for found in runs for v in found}
     one = mutant.declared if mutant.declared in first else violations[0].property
     verdict.killed_by = one
-    verdict.also = [p for p in CHECKS if p in broken and p != one]
+    verdict.also = [p for p in (*CHECKS, "S16") if p in broken and p != one]
     verdict.trace_length = violations[0].line
     return verdict
+
+
+def _violations(name: str, module: ModuleType) -> list[list[Violation]]:
+    """What the checkers say of the runs of the rig for a module, run by run."""
+    from oracle import company_rig, rigs
+
+    if name.startswith(CONTROL):
+        return company_rig.decided(module)
+    if name in (LOOP, TRANSFER):
+        rig = rigs.transfer if name == TRANSFER else rigs.loop
+        return [check_log(rig(module))]
+    return company_rig.engine(module)

@@ -27,7 +27,7 @@ class PatchFailed(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` -> `new` in `module`; `declared` must break (in one of `scopes`, for control)."""
+    """`old` -> `new` in `module`; `declared` must break: in one of `scopes`, or in a run."""
 
     name: str
     module: str

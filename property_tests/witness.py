@@ -13,20 +13,11 @@ from typing import Any
 
 from oracle.checkers import Book, Violation, check_log, kin
 from oracle.checkers.records import view
+from oracle.company_rig import row_of
 from reference.handle import RequestHandle
 
 BOOKS: dict[str, Book] = {}
 """One for each model and set of options with bits of their own, as the heads of logs tell them."""
-
-
-def row_of(handle: RequestHandle) -> dict[str, Any]:
-    """What the caller of a request that has ended got, as `covey run --json` would have it."""
-    result = handle.result(0)
-    return {
-        "id": result.id, "number": handle.number, "tokens": list(result.tokens),
-        "finish_reason": result.finish_reason, "prompt_tokens": len(handle.request.prompt),
-        "max_new_tokens": handle.request.max_new_tokens,
-    }  # fmt: skip
 
 
 def violations(

@@ -61,8 +61,10 @@ def check_l7(log: LogView) -> Iterator[Violation]:
             draining = True
         elif line.name == "Arrived":
             queued.add(record["request"])
-        elif line.name == "Cancelled" and record.get("by") is not None:
-            due = record["by"] if due is None else min(due, record["by"])
+        elif line.name == "Cancelled":
+            queued.discard(record["request"])  # to end it is for L3
+            if record.get("by") is not None:
+                due = record["by"] if due is None else min(due, record["by"])
         elif line.kind == "action" and line.name in ("Admit", "Finish", "Reject"):
             queued.discard(record["request"])
         elif line.kind == "end" and due is not None and record["t"] > due:
