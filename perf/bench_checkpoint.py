@@ -16,7 +16,7 @@ hidden state is cut into blocks. The embedding fills one with a constant, one wi
 vector, and marks a quarter of the vocabulary as *topical*. In the first layer one head looks at the
 last few tokens, another, by frequencies that do not turn, at the topical tokens, of which the head
 of the model never writes another one: what they find fills two more blocks. Routers read the blocks
-with the stated shares. Everything else is dense and random. `perf.routing_stats` measures it.
+with the stated shares. Everything else is dense and random; `covey trace` shows what comes of it.
 Texts go on without loops of a few tokens, for what is written next depends on all before it.
 """
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import numpy as np
 import pytest
 from engines import COMPILED
 
+from jax_impl.app.bench import random_requests
+from jax_impl.app.trace import traits
+from jax_impl.engine import JaxEngine
 from oracle.tiny import tiny_config, write_checkpoint
 from perf import limits, peers
 from perf.bench_checkpoint import MIXTRAL, QWEN3, SHAPES, config_of, write_bench
 from perf.gguf_file import BF16, write_gguf
-from perf.routing_stats import loops, routes, statistics
 from reference.files.checkpoint import Checkpoint
+from reference.files.routing_trace import trace_of_records
 from reference.vocab.errors import BadInput, Unsupported
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -42,6 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("peers")
 
 
+def loops(tokens: Sequence[int], longest: int = 8) -> bool:
+    """The second half of the text repeats with a period of at most `longest`."""
+    half = list(tokens)[len(tokens) // 2 :]
+    return any(half[p:] == half[:-p] for p in range(1, min(longest, len(half) // 2) + 1))
+
+
 def digest(model: Path) -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(model.iterdir()))).hexdigest()
 
@@ -52,34 +62,32 @@ def test_routes_like_real_models(folder: Path, shape: str) -> None:
     model = small(folder, shape)
     assert digest(model) == digest(small(folder / "again", shape))
     assert digest(model) != digest(small(folder, shape, seed=1))
-    topk, texts = routes(model, 8, 24, prompt=16, chunk=16, max_running=8, kv_tokens=512,
-                         compile_cache=COMPILED)
-    assert len(topk) == 8 and topk[0].shape[0] == 24
-    found = statistics(topk, 64 if shape == "qwen3_moe" else 8)
+    with JaxEngine.open(model, memory="100%", keep_log=True, ignore_eos=True, chunk=16,
+                        max_running=8, kv_tokens=512, compile_cache=COMPILED) as engine:
+        asked = random_requests(engine.config.vocab, 8, 16, 24)
+        texts = [handle.result().tokens for handle in engine.submit_all(asked)]
+        records, c = engine.records, engine.config
+    found = traits(trace_of_records(records, "m", c.experts, c.top_k, c.moe_layers, 1))
+    lag, again = found["kept from the token so many before"], "experts of two requests in step " \
+        "that are equal"
+    requests, chance = found[again][""], found["chance"][""]
+    quarter = found["the most used quarter takes"]
     if shape == "qwen3_moe":
         # From token to token more is kept than at far lags, there more than between requests,
         # there more than chance.
-        assert 0.45 < found["lag 1"] < 0.68 and 0.35 < found["lag 8"] < 0.6
-        assert found["lag 1"] > found["lag 8"] + 0.04 > found["requests"] + 0.12
-        assert 0.17 < found["requests"] < 0.32 and found["chance"] == 0.125
-        assert found["top quarter"] > 0.42 and found["top quarter of a request"] > 0.6
-        assert 28 < found["distinct"]["8"] < 42
+        assert 0.45 < lag["1"] < 0.68 and 0.35 < lag["8"] < 0.6
+        assert lag["1"] > lag["8"] + 0.04 > requests + 0.12
+        assert 0.17 < requests < 0.36 and chance == 0.125
+        assert quarter["of all"] > 0.42 and quarter["of a request"] > 0.6
+        assert 28 < found["distinct experts of a layer, requests in step"]["8"] < 42
     else:
-        assert 0.25 < found["lag 1"] < 0.42 and 0.2 < found["requests"] < 0.34
-        assert 0.25 < found["top quarter"] < 0.4
+        assert 0.25 < lag["1"] < 0.42 and 0.15 < requests < 0.4 and chance == 0.25
+        assert 0.25 < quarter["of all"] < 0.4
     assert not any(map(loops, texts)) and len({t for text in texts for t in text}) > 60
     assert not any(t % 4 == 3 for text in texts for t in text), "a topical token was written"
 
 
-def test_statistics_of_known_routes() -> None:
-    one = np.array([[[0, 1]], [[1, 2]], [[1, 2]]])
-    two = np.array([[[0, 3]], [[0, 1]], [[2, 3]]])
-    found = statistics([one, two], 4)
-    assert found["lag 1"] == pytest.approx((0.5 + 1.0 + 0.5 + 0.0) / 4)
-    assert found["lag 2"] == pytest.approx((0.5 + 0.5) / 2)
-    assert found["requests"] == pytest.approx((0.5 + 0.5 + 0.5) / 3)
-    assert found["distinct"] == {"1": 2.0, "2": 3.0}
-    assert found["top quarter"] == pytest.approx(4 / 12)
+def test_what_a_loop_is() -> None:
     assert loops([1, 2, 3, 4] + [7, 8] * 6) and not loops(range(20)) and loops([5] * 4)
 
 
@@ -251,3 +259,13 @@ def _ahead(path: Path) -> int:
     """The read-ahead that the disk has: a test changes no setting of the machine."""
     device = limits.device_of(path)
     return int((device / "queue" / "read_ahead_kb").read_text()) if device else 128
+
+
+def test_the_speed_measurements_run() -> None:
+    """One round of each kind, which measures nothing; perf/benchmarks/test_speed.py says how."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "perf/benchmarks",
+         "-k", "balanced or 50 or direct"],
+        cwd=Path(limits.__file__).parent.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert "4 passed" in ran.stdout or "3 passed, 1 skipped" in ran.stdout
