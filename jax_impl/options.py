@@ -83,7 +83,7 @@ class EngineOptions:
     cache: str = "per-layer"
     prefetch: str = "none"
     prefetch_experts: int = 0
-    prefetch_loads: int = 0
+    prefetch_loads: int = 1
     readiness: str = "visit"
     fetch_order: str = "least-progress"
     compute: Compute = "f32"

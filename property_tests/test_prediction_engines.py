@@ -187,5 +187,5 @@ def test_prediction_helps_where_both_sides_are_near_and_not_where_fetching_is_th
     near, bound = 100e-6, 1e-3
     assert gain(near, "lockstep", "perfect") > 1.15
     assert 0.99 < gain(bound, "lockstep", "perfect") < 1.08
-    assert gain(bound, "lockstep", "0.8") < 0.97  # wrong guesses take the channel
-    assert 0.98 < gain(bound, "interleaved", "0.8") < 1.02  # the channel has no time for guesses
+    assert gain(bound, "lockstep", "trace") < 0.97  # wrong guesses take the channel
+    assert 0.98 < gain(bound, "interleaved", "trace") < 1.02  # the channel has no time for guesses

@@ -81,7 +81,7 @@ class ReferenceEngine:
         cache: str = "per-layer",
         prefetch: str = "none",
         prefetch_experts: int = 0,
-        prefetch_loads: int = 0,
+        prefetch_loads: int = 1,
         readiness: str = "visit",
         fetch_order: str = "least-progress",
         chunk: int = 64,

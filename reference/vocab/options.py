@@ -47,7 +47,8 @@ class ControlOptions:
     kv_block:     tokens a KV block; reservations are whole blocks
     retries:      further attempts after a failed load (FETCH-6)
     prefetch:     how many experts of one prediction may be guessed; 0: none (PREFETCH-1)
-    prefetch_loads: guesses in flight at a time; 0: as many as there are channels
+    prefetch_loads: guesses in flight at a time, so that what is named waits for no more; 0: as
+                  many as there are channels (PREFETCH-2)
     warm:         experts to read into free slots before the first request is admitted, as
                   (layer, expert), in this order (FETCH-8)
     """
@@ -70,7 +71,7 @@ class ControlOptions:
     kv_block: int = 64
     retries: int = 2
     prefetch: int = 0
-    prefetch_loads: int = 0
+    prefetch_loads: int = 1
     warm: tuple[tuple[int, int], ...] = ()
 
     def with_(self, **changes: object) -> ControlOptions:
