@@ -48,7 +48,8 @@ class EngineOptions:
     memory        bytes for routed experts: a size, "40%" of them all, "auto", or an int
     host_memory   bytes of a host tier between disk and device (TIER-1): None for none, a size,
                   "60%" of all experts, or an int. `memory` is then for the device alone
-    scheduler     interleaved | lockstep | lockstep-blocking       cache    per-layer | global
+    scheduler     which ready visits run together (reference.vocab.options.SCHEDULERS)
+    cache         which expert goes when a slot is needed (reference.vocab.options.EVICTIONS)
     prefetch      none | next-gate | activation | layer | token    readiness  visit | expert
     prefetch_experts   how many experts of each visit are guessed (0: as many as a token uses);
                   prefetch_loads  guesses in flight (0: no bound but threads)

@@ -24,7 +24,15 @@ from reference.files.requests import write_requests
 from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
 
 PAIR = [request("a", 4, 1), request("b", 2, 2)]
-POLICIES = list(itertools.product(SCHEDULERS, READINESS, FETCH_ORDERS, EVICTIONS))
+POLICIES = [
+    (*served, eviction)
+    for served, eviction in zip(
+        itertools.product(SCHEDULERS, READINESS, FETCH_ORDERS), itertools.cycle(EVICTIONS),
+        strict=False,
+    )
+]
+"""Every way of serving, and each eviction in turn."""
+assert {names[-1] for names in POLICIES} == set(EVICTIONS)
 
 
 def policy(names: tuple[str, ...]) -> dict[str, str]:

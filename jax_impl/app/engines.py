@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
         group.add_argument("--readiness", **one_of(READINESS),
                            help="visit: a visit runs when all its experts are there; "
                                 "expert: each expert's tokens run as soon as it is")
-        group.add_argument("--cache", **one_of(EVICTIONS), help="scope of the least recently used")
+        group.add_argument("--cache", **one_of(EVICTIONS), help="which expert goes first")
         group.add_argument("--prefetch", "--predict", **one_of(PREFETCHERS),
                            help="what guesses experts, to be read while nothing that was named is")
         group.add_argument("--prefetch-experts", type=positive, metavar="N",
