@@ -345,6 +345,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*base[:1], "--model", "demo", "--tokens", "16", "--predict", "0.8"]) == 0
     (tmp_path / "mine.toml").write_text(THOR.replace("14.7e9", "1e9"))
     assert main([*base, "--platform", str(tmp_path / "mine.toml")]) == 0
+    assert main([*base[:1], "--model", "demo", "--tokens", "16", "--platform", "this"]) == 0
+    assert "this host" in capsys.readouterr().out
     arrivals = tmp_path / "requests"
     arrivals.write_text('{"arrival_s": 0, "input_toks": 30, "output_toks": 20}\n')
     assert main([*base, "--arrivals", str(arrivals), "--divide", "10"]) == 0
@@ -361,6 +363,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--arrivals", str(tmp_path / "mine.toml")], "no request trace"),
         (["--scheduler", "fast"], "unsupported 'fast'"),
         (["--predict", "me"], "me"),
+        (["--platform", "this"], "a folder with weights, or demo"),
+        (["--counts", str(tmp_path / "mine.toml")], "not an npz"),
     ):  # fmt: skip
         assert main([*base, *words]) == 2, words
         error = capsys.readouterr().err

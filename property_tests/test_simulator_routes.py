@@ -25,6 +25,7 @@ from reference.files.routing_trace import (
 from reference.simulator import models, platforms
 from reference.simulator.arrivals import Arrival, read_arrivals
 from reference.simulator.costs import CostModel
+from reference.simulator.frequencies import FrequencyRouter, read_counts
 from reference.simulator.models import ModelShape
 from reference.simulator.routes import RecordedRoutes, RoutesOf
 from reference.simulator.run import control, routes_for, simulate
@@ -108,6 +109,61 @@ def test_routes_depend_on_seed_and_number_alone() -> None:
     assert all(len(set(x)) == 3 for x in one.reshape(-1, 3).tolist())
     score = np.array([0.5, 2.0, 1.0, 2.0, 0.0])
     assert top(score, 3).tolist() == [1, 3, 2]
+
+
+@pytest.mark.rule("SIM-9")
+def test_counted_frequencies_come_back(tmp_path: Path) -> None:
+    """Sixteen experts, four a token: each is chosen as often as counted, in its domain; the last
+    can be chosen by every token and no more often."""
+    flat, steep = np.full(16, 100), np.arange(1, 17) ** 2
+    with open(tmp_path / "c.npz", "wb") as file:
+        np.savez(file, **{"a/counts": np.stack([flat, steep]), "b/counts": np.stack([steep, flat]),
+                          "a/cross": np.zeros(3)})  # fmt: skip
+    counts = read_counts(tmp_path / "c.npz")
+    router = FrequencyRouter(counts, 3, 4, seed=2)
+    assert router.domains == ("a", "b")
+    first, second = (flat, flat, steep), (steep, steep, flat)
+    for n, wanted in enumerate((first, second, first)):
+        topk = router.request(n, 4000)
+        assert topk.shape == (4000, 3, 4)
+        assert all(len(set(x)) == 4 for x in topk[:50].reshape(-1, 4).tolist())
+        for layer, row in enumerate(wanted):
+            seen = np.bincount(topk[:, layer].ravel(), minlength=16)[router.names[layer]]
+            assert np.abs(seen / seen.sum() - row / row.sum()).sum() < 0.06
+    again = FrequencyRouter(counts, 3, 4, seed=2)
+    assert (again.request(1, 50) == router.request(1, 4000)[:50]).all()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"a/cross": np.zeros((2, 2), int)}, "no array '<domain>/counts'"),
+        ({"a/counts": np.zeros((2, 2))}, "a/counts: float64 [2, 2]; counts [layers, experts]"),
+        ({"a/counts": np.zeros((2, 2), int)}, "a layer without any choice"),
+        ({"a/counts": -np.ones((2, 2), int)}, "counts [layers, experts]"),
+    ],
+)
+def test_bad_counts_are_refused(arrays: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with open(tmp_path / "c.npz", "wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(BadInput) as refused:
+        read_counts(tmp_path / "c.npz")
+    assert told in str(refused.value)
+    with pytest.raises(BadInput, match="No such file"):
+        read_counts(tmp_path / "none.npz")
+
+
+def test_the_domains_of_olmoe_are_as_skewed_as_counted() -> None:
+    """The most used quarter of a layer's experts takes, by counts, so much of each domain."""
+    file = TRACES / "routing-stats-olmoe/olmoe.npz"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not here")
+    counts = read_counts(file)
+    router = FrequencyRouter({d: counts[d] for d in ("arxiv", "c4")}, 3, 8)
+    for n, wanted in enumerate(((0.47, 0.65, 0.66), (0.34, 0.38, 0.42))):
+        topk = router.request(n, 1000)
+        got = [top_share(topk[:, layer : layer + 1], 64, 0.25) for layer in range(3)]
+        assert got == pytest.approx(wanted, abs=0.03)
 
 
 def test_traits_by_hand() -> None:

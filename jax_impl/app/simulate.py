@@ -36,7 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `covey simulate`."""
     parser.add_argument("--list", action="store_true", help="platforms and models, with sources")
     parser.add_argument("--platform", metavar="P", default="jetson-thor",
-                        help="name of a platform, or a TOML file like those (default: jetson-thor)")
+                        help="name of a platform, a TOML file like those, or this: this host, by a "
+                             "short probe of --model (default: jetson-thor)")
     parser.add_argument("--model", metavar="M", default="qwen3-30b-a3b",
                         help="name of a model, demo, or a folder with config.json "
                              "(default: qwen3-30b-a3b)")
@@ -59,6 +60,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=engines.positive, default=256, metavar="N",
                         help="tokens to measure, after a warm-up of a quarter (default: 256)")
     parser.add_argument("--routes", metavar="T", type=Path, help="recorded routing (covey trace)")
+    parser.add_argument("--counts", metavar="C", type=Path,
+                        help="made-up routing with counted frequencies: an npz of "
+                             "'<domain>/counts' [layers, experts]")
     parser.add_argument("--arrivals", metavar="F", type=Path,
                         help="request trace: Azure, BurstGPT, Mooncake and like forms")
     parser.add_argument("--most", type=engines.positive, default=100, metavar="N",
@@ -76,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(listing()))
         return 0
-    platform = platform_of(args.platform)
     model = model_of(args.model)
+    platform = this_host(args.model, model) if args.platform == "this" else (
+        platform_of(args.platform))
     routes, notes = routes_for(model, args.seed), [f"made-up routing, seed {args.seed}"]
     if args.routes:
         from reference.files.routing_trace import read_trace
@@ -90,6 +95,15 @@ def run(args: argparse.Namespace) -> int:
                            f"{model.name} has {len(model.moe_layers)} of {model.experts}")
         model = replace(model, top_k=trace.top_k)
         routes, notes = RecordedRoutes(trace), [f"routing of {len(trace.requests)} requests"]
+    if args.counts:
+        from reference.simulator.frequencies import FrequencyRouter, read_counts
+
+        counts = read_counts(args.counts)
+        routes = FrequencyRouter(counts, len(model.moe_layers), model.top_k, args.seed)
+        notes = [f"made-up routing with the frequencies of {', '.join(counts)}, seed {args.seed}"]
+        if routes.experts != model.experts:
+            raise BadInput(f"--counts: {args.counts}: {routes.experts} experts; {model.name} has "
+                           f"{model.experts}")
     arrivals = None
     if args.arrivals:
         arrivals = read_arrivals(args.arrivals, most=args.most, divide=args.divide,
@@ -162,6 +176,34 @@ def model_of(word: str) -> models.ModelShape:
         raise BadInput(f"--model: {word}: no routed experts")
     own = {"own": found.expert_bytes()}
     return models.of_config(found.config, builtin.name_of(path), expert_bytes=own)
+
+
+def this_host(word: str, model: models.ModelShape) -> platforms.Platform:
+    """This host as a platform, by the probe of covey plan: reads of the model's own experts and
+    the kernel that runs one. Raises BadInput where there are no weights to read."""
+    from jax_impl.app import estimate
+    from reference.files.budget import available_memory
+    from reference.files.checkpoint import Checkpoint
+
+    path = builtin.model(word)
+    if not (path / "config.json").is_file():
+        raise BadInput(f"--platform this: --model {word}: a folder with weights, or demo, expected")
+    with Checkpoint.open(path) as ckpt:
+        speeds = estimate.probe(ckpt, "f32", 4, None)
+    if speeds.disk is None or speeds.expert_s is None:
+        raise BadInput(f"--platform this: {word}: nothing could be measured: {speeds.how}")
+    rate = f"measured: experts of {model.name}, four at a time, {speeds.how}"
+    kernel = f"measured: one expert of {model.name} on {estimate.TILE} rows"
+    assumed = "assumed: as covey plan has it"
+    return platforms.Platform(
+        "this", f"this host ({speeds.how} reads, {speeds.expert_s * 1e3:.2g} ms an expert)",
+        platforms.Channel(speeds.disk, 1e-4, 4, 1 << 30),
+        platforms.Memory(model.bytes_of() / speeds.expert_s, available_memory(), 1.0),
+        platforms.Arithmetic(2 * model.expert_params * estimate.TILE / speeds.expert_s, 1.0),
+        platforms.Overhead(estimate.VISIT_S, 0.0, 0.0, 0.0),
+        sources={"channel.bytes_per_s": rate, "memory.bytes_per_s": kernel,
+                 "compute.flops_per_s": kernel, "overhead.step_s": assumed},
+    )  # fmt: skip
 
 
 def listing() -> list[str]:

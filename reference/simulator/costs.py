@@ -22,10 +22,12 @@ class Work(NamedTuple):
     spans   of each part that ends its visit, the positions [start, end) of its rows: they go on
             to the next router or the head
     pairs   (row, expert) products over all parts
+    loading transfers that are outstanding when it starts: they may slow it
     """
 
     spans: Sequence[tuple[int, int]]
     pairs: int
+    loading: int = 0
 
     @property
     def rows(self) -> int:

@@ -173,13 +173,17 @@ class VirtualLoop:
         if isinstance(action, Load):
             self._load(action)
         elif isinstance(action, Compute):
-            seconds = self.costs.step(action, self.executor.work(action))
+            seconds = self.costs.step(action, self._work(action))
             self.totals.compute_s += seconds
             self.totals.steps += 1
             self.computing = True
             self.at(self.now + seconds, lambda: self._computed(action, seconds))
         elif isinstance(action, Finish | Reject):
             self.executor.ended(action)
+
+    def _work(self, action: Compute) -> Work:
+        work = self.executor.work(action)
+        return work._replace(loading=self.outstanding) if self.outstanding else work
 
     def _load(self, action: Load) -> None:
         seconds = self.costs.transfer(self.expert_bytes)
