@@ -232,7 +232,9 @@ class Pooled(Counted):
 
     def rank(self, slot: int, code: int, newcomer: int) -> Rank:
         own, grade = self.layer(code) == self.layer(newcomer), self.grade[slot]
-        heavy = grade if grade < 0 else grade if own else grade * 1.25
+        layer = self.layer(code) * self.experts
+        total = sum(self.count[c] for c in range(layer, layer + self.experts))
+        heavy = grade if grade <= 0 else grade * (4 if own else 5) / total
         return (heavy, not own, self.layer(code), self.place(slot))
 
 

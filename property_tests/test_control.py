@@ -10,6 +10,7 @@ import pytest
 
 from property_tests.play import Play, random_play
 from reference.control import Scheduler
+from reference.control.balance import Balance
 from reference.simulator.costs import CostModel
 from reference.simulator.loop import VirtualLoop
 from reference.simulator.routes import RoutedExecutor, random_routes
@@ -564,3 +565,111 @@ def test_virtual_time_by_hand_and_twice_the_same() -> None:
     # entry 2 + 1; transfers end at 4.25 and 5.25; the step takes 2 + 1 + 8.
     assert runs[0] == pytest.approx([0.0, 3.0, 4.25, 5.25, 16.25])
     assert runs[0] == runs[1]
+
+
+# Going together and apart
+
+
+def _told(reading: int, computing: int, crowd: int, slots: int = 16) -> bool:
+    """Two layers of 16 experts; everything measured for long enough to count."""
+    b = Balance(slots, 2, 16)
+    b.loaded(reading)
+    b.computed(1, computing)
+    b.named(0, tuple(range(crowd)), 1)
+    assert b.copy().apart == b.apart
+    return b.apart
+
+
+@pytest.mark.rule("SCHED-13")
+@pytest.mark.parametrize(
+    ("reading", "computing", "crowd", "apart"),
+    [
+        (100, 100, 5, True), (100, 101, 5, False), (100, 40, 5, True), (100, 39, 5, False),
+        (100, 60, 6, False), (0, 0, 5, True),
+    ],
+)  # fmt: skip
+def test_when_it_pays_to_go_apart(
+    reading: int, computing: int, crowd: int, apart: bool
+) -> None:
+    """Eight slots a layer: five experts leave room, six do not."""
+    assert _told(reading, computing, crowd) == apart
+
+
+@pytest.mark.rule("SCHED-13")
+def test_a_crowd_is_counted_over_all_who_run_and_fades() -> None:
+    b = Balance(32, 2, 16)
+    for codes in ((0, 1), (1, 2), (18, 19), (2, 3)):  # the third is of the other layer
+        b.named(codes[0] // 16, codes, 3)
+    assert b.crowd == 8 * 4  # 0 to 3
+    for _ in range(3):
+        b.named(0, (0, 1), 1)
+    assert b.crowd == 32 + 2 - 4 + 2 - 3 + 2 - 3
+    b.loaded(7)
+    b.computed(63, 9)
+    assert (b.reading, b.computing) == (7, 9)
+    b.computed(64, 2)
+    assert (b.reading, b.computing) == (3, 5)
+
+
+@pytest.mark.rule("SCHED-12")
+def test_a_lockstep_batch_goes_on_in_one_step() -> None:
+    """The first request has all it needs before the second has; it runs it, and waits."""
+    sc = Scene(grouping="lockstep", slots=4)
+    (first,) = only(sc.say(Arrived(0, 1, 4), Arrived(1, 1, 4), channels=0), Compute)
+    loads = only(
+        sc.say(Computed(first.step), Routed(Visit(0, 0, 0), ((0, 1),)),
+               Routed(Visit(1, 0, 0), ((1, 2),)), channels=3),
+        Load,
+    )  # fmt: skip
+    assert [load.key.expert for load in loads] == [1, 0, 2]
+    (step,) = only(sc.say(Loaded(loads[0].ticket), Loaded(loads[1].ticket)), Compute)
+    assert [(p.visit.request, p.experts, p.last) for p in step.parts] == [
+        (0, (0, 1), False), (1, (1,), False),
+    ]  # fmt: skip
+    assert not sc.say(Computed(step.step))
+    (step,) = only(sc.say(Loaded(loads[2].ticket)), Compute)
+    assert [(p.visit.request, p.experts, p.last) for p in step.parts] == [
+        (0, (), True), (1, (2,), True),
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("SCHED-13", "FETCH-9")
+@pytest.mark.parametrize("apart", [True, False])
+def test_balanced_lets_one_go_ahead_only_while_it_pays(apart: bool) -> None:
+    sc = Scene(grouping="balanced", slots=12, experts=4, layers=(0, 1))
+    if not apart:
+        sc.s.balance.computed(1, 5)
+    (first,) = only(sc.say(Arrived(0, 1, 4), Arrived(1, 1, 4), channels=0), Compute)
+    loads = only(
+        sc.say(Computed(first.step), Routed(Visit(0, 0, 0), ((0, 1),)),
+               Routed(Visit(1, 0, 0), ((2, 3),)), channels=9),
+        Load,
+    )  # fmt: skip
+    assert [load.key.expert for load in loads] == [0, 1, 2, 3]
+    done = [Loaded(load.ticket) for load in loads[:2]]
+    (step,) = only(sc.say(*done), Compute)
+    assert [(p.visit.request, p.experts, p.last) for p in step.parts] == [(0, (0, 1), apart)]
+    assert sc.s.running[1].need == (2, 3)
+
+
+@pytest.mark.rule("SCHED-14")
+def test_micro_queues_take_the_fullest_layer() -> None:
+    """Two wait at layer 1 and one, less advanced, at layer 0: interleaved takes that, micro-queues
+    the two."""
+    chosen = {}
+    for grouping in ("interleaved", "micro-queues"):
+        o = BASE.with_(grouping=grouping, readiness="expert", slots=8, experts=4, top_k=1)
+        s = Scheduler(o)
+        for n in (0, 1, 2):
+            s.handle(Arrived(n, 1, 4))
+        entry = only(s.next_actions(9, 1), Compute)[0]
+        for event in (Computed(entry.step), *[Routed(Visit(n, 0, 0), ((0,),)) for n in (0, 1)]):
+            s.handle(event)
+        s.handle(Loaded(only(s.next_actions(9, 1), Load)[0].ticket))
+        step = only(s.next_actions(9, 1), Compute)[0]
+        for event in (Computed(step.step), *[Routed(Visit(n, 0, 1), ((0,),)) for n in (0, 1)]):
+            s.handle(event)
+        s.handle(Loaded(only(s.next_actions(9, 1), Load)[0].ticket))
+        s.handle(Routed(Visit(2, 0, 0), ((0,),)))
+        chosen[grouping] = only(s.next_actions(9, 1), Compute)[0].layer
+    assert chosen == {"interleaved": 0, "micro-queues": 1}

@@ -44,15 +44,18 @@ class HandOff:
         moving = self._moving.bytes if self._moving else 0
         return moving + sum(p.bytes for p in self._waiting)
 
-    def offer(self, request: int, layer: int, tokens: int, token_bytes: int) -> None:
-        """Prefill has finished a layer of a request. Layers of a request come in order."""
-        if layer != self._offered.get(request, 0) or not 0 <= layer < self.layers:
+    def offer(
+        self, request: int, layer: int, tokens: int, token_bytes: int, first: int = 0
+    ) -> None:
+        """Prefill has finished a layer of a request: positions [first, first + tokens), at least
+        one. Layers of a request come in order."""
+        if layer != self._offered.get(request, 0) or not 0 <= layer < self.layers or tokens < 1:
             raise IllegalEvent(f"request {request}: layer {layer} offered out of order")
         self._offered[request] = layer + 1
         each = max(1, self.piece_bytes // token_bytes)
-        for first in range(0, tokens, each):
-            n = min(each, tokens - first)
-            self._waiting.append(Piece(request, layer, first, n, n * token_bytes))
+        for at in range(first, first + tokens, each):
+            n = min(each, first + tokens - at)
+            self._waiting.append(Piece(request, layer, at, n, n * token_bytes))
             self._left[request] = self._left.get(request, 0) + 1
 
     def next_pull(self, room_bytes: int) -> Piece | None:
@@ -84,3 +87,64 @@ class HandOff:
         self._dropped |= self._moving is not None and self._moving.request == request
         self._left.pop(request, None)
         self._offered.pop(request, None)
+
+
+UNLIMITED = 1 << 62
+"""Room where nothing is due."""
+
+
+class Gaps:
+    """How much fits in before a device's next message is due, judged by the gaps of late. Times in
+    seconds are told, not read.
+
+    A gap lasts as the shortest of the last `kept` did. When that is over, the message is due, and
+    there is no room; when four times their median is over, nobody seems to send, and there is.
+
+    byte_s  seconds a pulled byte takes;  kept  gaps that are remembered
+    """
+
+    def __init__(self, byte_s: float, kept: int = 8) -> None:
+        self.byte_s, self._kept = byte_s, kept
+        self._begun: float | None = None
+        self._sampled = True
+        self._lengths: list[float] = []
+        self._speeds: list[float] = []
+
+    def empty(self, now: float, more: bool = False) -> None:
+        """All is answered: a gap begins. more: what comes next belongs to the same turn, so that it
+        is due at once, and tells nothing of gaps between turns."""
+        self._begun, self._sampled = now, not more
+
+    def message(self, now: float) -> None:
+        """Something has come, at `now`: the gap is over."""
+        if self._begun is not None and self._sampled and now > self._begun:
+            self._lengths = [*self._lengths, now - self._begun][-self._kept :]
+        self._begun = None
+
+    def took(self, size: int, seconds: float) -> None:
+        """A pull's bytes and its time: the slowest of late is what is reckoned with."""
+        self._speeds = [*self._speeds, seconds / size][-self._kept :]
+        self.byte_s = max(self._speeds)
+
+    def _until(self) -> tuple[float, float]:
+        """When the next message is due, and when nobody seems to send any more."""
+        assert self._begun is not None
+        middle = sorted(self._lengths)[len(self._lengths) // 2]
+        due = min(self._lengths) if self._sampled else 0.0
+        return self._begun + due, self._begun + 4 * middle
+
+    def room(self, now: float) -> int:
+        """Bytes that can move before the next message is due. To be asked when nothing is under
+        way."""
+        if self._begun is None or not self._lengths:
+            return UNLIMITED
+        due, rest = self._until()
+        if now >= rest:
+            return UNLIMITED
+        return max(0, int((due - now) / self.byte_s)) if self.byte_s > 0 else UNLIMITED
+
+    def wait_s(self, now: float) -> float:
+        """How long to wait for a message before asking for room again."""
+        if self._begun is None or not self._lengths:
+            return 0.0
+        return max(0.0, self._until()[1] - now)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from reference.control.attention_batches import Batches
 from reference.control.attention_partition import HeadPool, Partition, Pool, RequestPool
+from reference.control.attention_prompts import Prompts
 from reference.control.attention_rotation import Order, Rotation
 from reference.vocab.actions import Finish, Reason, Reject
 from reference.vocab.errors import BadInput, IllegalEvent
@@ -25,6 +26,7 @@ class ServingOptions:
     chunk      prompt tokens of a request in one token of its batch
     devices, partition, blocks   memory devices, head | request, KV blocks of each
     kv_block   tokens a block
+    prefill    workers that run prompts; 0: the batches do
     """
 
     layers: int
@@ -37,6 +39,7 @@ class ServingOptions:
     partition: Partition = "head"
     blocks: int = 1024
     kv_block: int = 64
+    prefill: int = 0
 
 
 class Span(NamedTuple):
@@ -54,6 +57,13 @@ class Place(NamedTuple):
     devices: tuple[int, ...]
 
 
+class Prefill(NamedTuple):
+    """Run the request's prompt on a prefill worker; its memory devices pull what comes of it."""
+
+    request: int
+    worker: int
+
+
 class Turn(NamedTuple):
     """Run slice `slice` of a batch on `replica`; its context lies on `held` (-1: nowhere)."""
 
@@ -64,23 +74,27 @@ class Turn(NamedTuple):
     spans: tuple[Span, ...]
 
 
-ServingAction = Place | Turn | Finish | Reject
+ServingAction = Place | Prefill | Turn | Finish | Reject
 
 
 class _Seat:
-    """A running request: its text's length so far, and how much of it has been run."""
+    """A running request: its text's length so far, and how much of it has been run. made: a worker
+    is through with its prompt; whole: all of that was pulled; joined: it is in a batch."""
 
-    __slots__ = ("blocks", "done", "doomed", "length", "max_new", "prompt")
+    __slots__ = (
+        "blocks", "done", "doomed", "joined", "length", "made", "max_new", "prompt", "whole",
+    )  # fmt: skip
 
     def __init__(self, prompt: int, max_new: int, blocks: int) -> None:
         self.prompt, self.max_new, self.blocks = prompt, max_new, blocks
         self.length, self.done = prompt, 0
+        self.made = self.whole = self.joined = False
         self.doomed: tuple[Reason, str] | None = None
 
 
 class Serving:
-    """`arrived`, `cancelled`, `slice_done`, `attention_done`, `token_done` tell it what happened;
-    `next_actions` says what to do, in order. Not thread-safe."""
+    """`arrived`, `cancelled`, `prefilled`, `pulled`, `slice_done`, `attention_done`, `token_done`
+    tell it what happened; `next_actions` says what to do, in order. Not thread-safe."""
 
     def __init__(self, options: ServingOptions) -> None:
         """Raises BadInput for a bad option or an illegal partition (LAMINA-3)."""
@@ -95,6 +109,7 @@ class Serving:
         )
         self.rotation = Rotation(o.batches, o.order)
         self.batches = Batches(o.batches)
+        self.prompts = Prompts(o.prefill)
         self.queue: list[tuple[int, _Seat]] = []
         self.running: dict[int, _Seat] = {}
         self.slice = [0] * o.batches
@@ -160,7 +175,46 @@ class Serving:
                     self._end(request, "length")
         self.batches.level(batch)
 
+    def prefilled(self, worker: int, request: int, stopped: bool = False) -> None:
+        """The worker is through with a prompt; `stopped`: the token that it gave ends the request.
+        Of a request that is over, or whose token is there already, only the worker is heard."""
+        self.prompts.made(worker, request)
+        seat = self.running.get(request)
+        if seat is None:
+            return
+        seat.made = True
+        if seat.length == seat.prompt:
+            if stopped or seat.max_new == 0:
+                return self._end(request, "stop")
+            seat.length += 1
+            if seat.max_new == 1:
+                return self._end(request, "length")
+        self._join(request, seat)
+
+    def pulled(self, request: int) -> None:
+        """The memory pool has all keys and values of the prompt."""
+        seat = self.running.get(request)
+        if seat is None or seat.joined:
+            raise IllegalEvent(f"pulled({request}): no prompt of it is on its way")
+        seat.whole = True
+        self._join(request, seat)
+
+    def _join(self, request: int, seat: _Seat) -> None:
+        """Into a batch, once its prompt is run and is where it belongs."""
+        if seat.made and seat.whole:
+            self.prompts.drop(request)
+            seat.done, seat.joined = seat.prompt, True
+            self.batches.join(request, seat.length)
+
     # -- what went wrong (LAMINA-25)
+
+    def lost_worker(self, worker: int) -> tuple[int, ...]:
+        """A prefill worker was lost and replaced: the prompts that it ran, or held, begin again
+        there. Returns these requests."""
+        again = self.prompts.lost(worker)
+        for request in again:
+            self.running[request].made = self.running[request].whole = False
+        return again
 
     def redo(self, batch: int) -> None:
         """A replica was lost with this batch's token on it. Nothing but the token is: it starts
@@ -171,13 +225,14 @@ class Serving:
     def lost(self, device: int) -> tuple[int, ...]:
         """A memory device was lost and replaced by an empty one. The requests that had KV there
         run their text again, prompt and generated tokens, and then go on; batches that have one of
-        them aboard begin their token again. Returns these requests."""
+        them aboard begin their token again. Of a prompt on its way from a prefill worker all is to
+        be pulled again. Returns these requests."""
         gone = set(self.pool.lost(device))
         for batch, spans in enumerate(self.aboard):
             if gone & {span.request for span in spans}:
                 self.redo(batch)
         for request in gone:
-            self.running[request].done = 0
+            self.running[request].done, self.running[request].whole = 0, False
         return tuple(sorted(gone))
 
     # -- what to do
@@ -193,8 +248,13 @@ class Serving:
                 break  # nobody passes the head of the queue
             del self.queue[0]
             self.running[request] = seat
-            self.batches.join(request, seat.length)
             actions.append(Place(request, devices))
+            if self.options.prefill:
+                self.prompts.wait(request)
+            else:
+                seat.joined = True
+                self.batches.join(request, seat.length)
+        actions += [Prefill(*begun) for begun in self.prompts.start()]
         self._board()
         for run in self.rotation.next_runs():
             at = self.slice[run.batch]
@@ -231,7 +291,8 @@ class Serving:
                 self.rotation.emptied(batch)
 
     def _end(self, request: int, reason: Reason, error: str = "") -> None:
-        del self.running[request]
-        self.batches.leave(request)
+        if self.running.pop(request).joined:
+            self.batches.leave(request)
+        self.prompts.drop(request)
         self.pool.drop(request)
         self.terminal.append(Finish(request, reason, error))

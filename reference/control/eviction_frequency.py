@@ -3,6 +3,7 @@
 Visits count, not steps: what eight requests name in one step is worth more than what one does. The
 layers share one pool, so one whose choices scatter gets the slots that another has no use for; but
 another layer's expert goes only when it is clearly rarer, since counts are few and chance is not.
+What is compared is an expert's share of its layer's count: layers are not counted at the same time.
 """
 
 from __future__ import annotations
@@ -105,13 +106,13 @@ class Named(PerLayer):
     def victims(self, code: int) -> Iterator[Iterable[int]]:
         """Class by class, by weight; equal ones: the own layer's first, then the lower layer's."""
         own = code // self.experts
-        heads: list[tuple[int, bool, int, int]] = []
+        heads: list[tuple[float, bool, int, int]] = []
         for layer, classes in enumerate(self.classes):
             if classes:
                 low = self.low[layer]
                 if low is None:
                     low = self.low[layer] = min(classes)
-                heads.append((weight(low, layer == own), layer != own, layer, low))
+                heads.append((self._weight(low, layer, own), layer != own, layer, low))
         heapq.heapify(heads)
         while heads:
             _, other, layer, n = heads[0]
@@ -121,7 +122,13 @@ class Named(PerLayer):
             if later is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (weight(later, not other), other, layer, later))
+                heapq.heapreplace(heads, (self._weight(later, layer, own), other, layer, later))
+
+    def _weight(self, n: int, layer: int, own: int) -> float:
+        """What a class is compared by; FADED is less than any count, in whatever layer."""
+        if n <= 0:
+            return n
+        return n * (OWN if layer == own else OTHER) / self.total[layer]
 
     def ranks(self) -> list[Iterable[int]]:
         """Class by class."""
@@ -130,8 +137,3 @@ class Named(PerLayer):
     def extra(self) -> tuple:
         """Counts, and which class is whose."""
         return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
-
-
-def weight(count: int, own: bool) -> int:
-    """What a class is compared by; FADED is less than any count, in whatever layer."""
-    return count * (OWN if own else OTHER) if count >= 0 else FADED

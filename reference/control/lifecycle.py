@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from reference.control.scheduler import Scheduler
 
 
-MEMORY = 64
-"""Steps after which the time spent until then counts half (SCHED-13)."""
-
-
 def admit(s: Scheduler, actions: list[Action]) -> None:
     """ADMIT-2: in order of arrival, while the head fits; nobody passes it."""
     while s.queue and len(s.running) < s.options.max_running and s.queue[0].blocks <= s.kv_free:
@@ -122,6 +118,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
     r.passed = 0
     base = stage * s.experts
     r.need = tuple(sorted({base + x for token in e.experts for x in token}))
+    s.balance.named(stage, r.need, len(s.running))
     s.cache.name(r.need)
     s.cache.want(r.need, 1, not s.claims or r.bulk)
     s.routed_order.append(number)
@@ -130,7 +127,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
 
 def loaded(s: Scheduler, e: ev.Loaded) -> None:
     """CACHE-7: the expert can be read from now on."""
-    s.busy[0] += e.ns
+    s.balance.loaded(e.ns)
     if current(s, e.ticket):
         s.fails.pop(s.cache.loaded(e.ticket), None)
 
@@ -176,9 +173,7 @@ def current(s: Scheduler, ticket: int) -> bool:
 
 def computed(s: Scheduler, e: ev.Computed) -> None:
     """SCHED-9: the step's slots are no longer read; its visits go on."""
-    s.busy[1] += e.ns
-    if e.step % MEMORY == 0:  # SCHED-13: what was long ago counts less
-        s.busy = [s.busy[0] // 2, s.busy[1] // 2]
+    s.balance.computed(e.step, e.ns)
     end_step(s, e.step, (), "")
 
 

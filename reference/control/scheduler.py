@@ -8,6 +8,7 @@ this object; the NumPy engine, the simulator, the explorer and the JAX engine al
 
 from __future__ import annotations
 
+from reference.control.balance import Balance
 from reference.control.cache import ExpertCache
 from reference.control.fetch import Chooser, fetch, first
 from reference.control.grouping import advance_front, group
@@ -25,7 +26,7 @@ class Scheduler:
     """The control plane of one engine. Not thread-safe: one owner feeds and asks it."""
 
     __slots__ = (
-        "alike", "apart", "blocking", "busy", "cache", "claims", "clock", "draining", "experts",
+        "alike", "apart", "balance", "blocking", "cache", "claims", "clock", "draining", "experts",
         "fails", "floor", "front", "guesses", "kv_free", "last_number", "loads_since_bulk",
         "lockstep", "max_lag", "next_step", "options", "pending", "queue", "routed_order",
         "running", "steps", "steps_since_bulk", "terminal", "warming",
@@ -53,7 +54,7 @@ class Scheduler:
         self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.terminal: list[Action] = []
         self.clock = [0, 0]
-        self.busy = [0, 0]
+        self.balance = Balance(options.slots, len(options.layers), self.experts)
         self.kv_free = options.kv_tokens // options.kv_block
         self.front = -1
         self.floor = 0
@@ -81,8 +82,8 @@ class Scheduler:
         admit(self, actions)
         self.floor = self.least(False)
         if self.options.grouping == "balanced":
-            reading = self.busy[0] >= self.busy[1]
-            self.apart = (reading, not reading)[choose([reading, not reading])]
+            pays = self.balance.apart
+            self.apart = (pays, not pays)[choose([pays, not pays])]
         if self.lockstep:
             advance_front(self)
         if self.options.layers:
@@ -119,7 +120,7 @@ class Scheduler:
         new.steps = self.steps.copy()
         new.terminal = self.terminal[:]
         new.clock = self.clock[:]
-        new.busy = self.busy[:]
+        new.balance = self.balance.copy()
         new.kv_free = self.kv_free
         new.front = self.front
         new.floor = self.floor
