@@ -1,13 +1,14 @@
 """Does the simulator, calibrated by a probe on this host, predict what the JAX engine measures?
 
-    python -m perf.validate_simulator [--rounds 3] [--big 0.6] [--quick]
+    python -m perf.validate_simulator [--rounds 3] [--big 0.4] [--quick]
 
 Cells: the built-in model and a generated mixture (--big GiB of experts, on disk while this runs),
-each with schedulers x budgets x requests; reads are paced to a rate at which computing and reading
-are of like length. A round runs probe and cells in turn, so that what else the machine does meets
-both. Of each cell and of each kind of probe the calmest half of the rounds counts, by how long the
-run's own threads were ready and had no processor; medians of these are compared. The simulated run
-has the measured one's options, arrivals and recorded routing, none of its times.
+each with schedulers x budgets x requests; reads come from the page cache, paced to a rate at which
+computing and reading are of like length. A round runs probe and cells in turn, so that what else
+the machine does meets both. Of each cell and of each kind of probe the calmest half of the rounds
+counts, by how long the run's own threads were ready and had no processor; medians of these are
+compared. The simulated run has the measured one's options, arrivals and recorded routing, none of
+its times.
 Writes perf/results/validate-simulator-DATE.json.
 """
 
@@ -36,7 +37,7 @@ from reference.simulator.models import ModelShape
 from reference.simulator.routes import RecordedRoutes
 from reference.simulator.run import simulate
 
-PROMPT, NEW = 8, 16
+PROMPT, NEW = 8, 12
 WITHIN = 0.15
 MIXTURE: dict[str, Any] = {
     "hidden_size": 1024, "moe_intermediate_size": 512, "num_experts": 32, "num_experts_per_tok": 8,
@@ -53,7 +54,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 BUDGETS = ("30%", "60%")
 REQUESTS = (2, 8)
-ENGINE = {"chunk": 16, "max_running": 16, "max_rows": 64}
+ENGINE = {"chunk": 16, "max_running": 16, "max_rows": 64, "io": "buffered"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--big", type=float, default=0.6, help="GiB of experts; 0: demo only")
+    parser.add_argument("--big", type=float, default=0.4, help="GiB of experts; 0: demo only")
     parser.add_argument("--quick", action="store_true", help="four cells a model, for a look")
     args = parser.parse_args()
     crowds = CROWDS[:3] if args.quick else CROWDS
@@ -159,7 +160,7 @@ def main() -> None:
             layers = max(2, round(args.big * 2**30 / (32 * MIXTURE_EXPERT)))
             config = tiny_config("qwen3_moe", **MIXTURE, num_hidden_layers=layers)
             big = write_checkpoint(Path(place) / "big", config, dtype="BF16")
-            studies.append(Study("mixture", big, 400e6))
+            studies.append(Study("mixture", big, 800e6))
         loads: list[float] = []
         for _ in range(args.rounds):
             for study in studies:

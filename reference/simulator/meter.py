@@ -54,6 +54,13 @@ class Meter:
     """When a router spoke to a decoding visit."""
     batches: Counter[int] = field(default_factory=Counter)
     lags: Counter[int] = field(default_factory=Counter)
+    places: dict[int, int] = field(default_factory=dict)
+
+    def place_of(self, loop: VirtualLoop) -> dict[int, int]:
+        """Layer with experts -> its ordinal."""
+        if not self.places:
+            self.places = {layer: i for i, layer in enumerate(loop.scheduler.options.layers)}
+        return self.places
 
     def begin(self, loop: VirtualLoop) -> None:
         """Count from now on."""
@@ -97,7 +104,7 @@ class Meter:
         if isinstance(event, Routed):
             if len(event.experts) == 1:
                 s = loop.scheduler
-                base = s.options.layers.index(event.visit.layer) * s.experts
+                base = self.place_of(loop)[event.visit.layer] * s.experts
                 present = s.cache.present
                 there = sum([present(base + e) for e in event.experts[0]])
                 self.named += len(event.experts[0])
