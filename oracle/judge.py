@@ -44,11 +44,13 @@ REASONS = {"stop": STOP, "length": LENGTH, "cancelled": CANCELLED, "error": ERRO
 def obey(w: World, actions: list[Action], channels: int, lanes: int) -> Fault | None:
     """Obey the actions of one ask and judge them; the first fault is (property, text)."""
     at_barrier = w.scope.lockstep
+    guesses = 0
     for action in actions:
         if at_barrier and isinstance(action, Load | Compute):
             at_barrier = _advance(w)
         if isinstance(action, Load):
             channels -= 1
+            guesses += action.guess
             fault = _load(w, action) or (channels < 0 and ("S11", "more loads than asked"))
         elif isinstance(action, Compute):
             lanes -= 1
@@ -59,7 +61,8 @@ def obey(w: World, actions: list[Action], channels: int, lanes: int) -> Fault | 
             return fault
     if at_barrier:
         _advance(w)
-    return _left_undone(w, channels, lanes)
+    # What a guess took was free for what somebody has named.
+    return _left_undone(w, channels + guesses, lanes)
 
 
 def _advance(w: World) -> bool:

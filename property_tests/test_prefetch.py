@@ -7,8 +7,12 @@ from collections import Counter
 
 import pytest
 
+from oracle.explorer import Explorer
+from oracle.scope import scope
 from property_tests.play import Play, random_play
 from reference.control import Scheduler
+from reference.control.fetch import Chooser, first
+from reference.control.prefetch import prefetch
 from reference.vocab.actions import Compute, Load
 from reference.vocab.errors import BadInput, IllegalEvent
 from reference.vocab.events import (
@@ -290,6 +294,34 @@ def test_what_was_said_is_forgotten_with_its_visit_and_its_request() -> None:
     assert not twin.guesses.of and x.s.key() == before
 
 
+class Eager(Scheduler):
+    """A seeded fault: guesses before what is named (PREFETCH-2)."""
+
+    __slots__ = ()
+
+    def copy(self) -> Scheduler:
+        new = super().copy()
+        new.__class__ = Eager
+        return new
+
+    def next_actions(self, idle_channels: int, idle_compute: int, choose: Chooser = first) -> list:
+        guesses: list = []
+        prefetch(self, guesses, idle_channels)
+        return guesses + super().next_actions(idle_channels - len(guesses), idle_compute, choose)
+
+
+@pytest.mark.rule("PREFETCH-2", "LIVE-3")
+def test_explored_whole_nothing_named_waits_for_a_guess_and_a_fault_shows() -> None:
+    world = scope(
+        "guesses", "two expert layers, one expert expected at a time, a failed load",
+        (2, 2, 1, 2), ((1, 1), (1, 1)), prefetch=1, predictions=1, load_faults=1,
+    )  # fmt: skip
+    report = Explorer(world).run()
+    assert not report.violations and report.canonical_states > 900
+    [found] = Explorer(world, Eager).run().violations[:1]
+    assert found.property == "L3" and "(c) a channel is idle" in found.text
+
+
 # -- random play ---------------------------------------------------------------------------------
 
 
@@ -342,7 +374,8 @@ def guessing_play(seed: int) -> GuessingPlay:
 def test_random_play_with_guesses_ends_and_leaves_nothing_behind() -> None:
     guesses: Counter = Counter()
     for seed in range(600):
-        game = guessing_play(seed).run()
+        game = guessing_play(seed)
+        game.run()
         guesses[game.options.grouping, game.options.readiness] += game.guessed
         assert not game.s.guesses.of
     assert len(guesses) == 4 and min(guesses.values()) > 90

@@ -177,7 +177,7 @@ def check_l3(log: LogView) -> Iterator[Violation]:
     issued: list[str] = []
     for line in log.lines:
         if line.kind == "action":
-            issued.append(line.name)
+            issued.append("Guess" if line.record.get("guess") else line.name)
             board.see(line)
             continue
         if ask:
