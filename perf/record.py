@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_impl.app.machine import commit, machine, setting
 
-__all__ = ["RESULTS", "commit", "machine", "write_result"]
+__all__ = ["RESULTS", "commit", "machine", "setting", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,0 +1,166 @@
+"""What the grid found: ratios of a cell, targets over cells, a table, a CSV (GRID-6)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Found = dict[str, Any]
+"""A cell as perf.grid_run gives it."""
+
+CAUSAL = ("baseline", "predictive")
+"""Kinds that a real system could be, on the units that all are given: the channel and the GPU."""
+OURS = "ours"
+
+
+def best(cell: Found, keep: Callable[[str, Found], bool]) -> tuple[str, float]:
+    """(name, tokens/s) of the fastest scheduler that `keep` takes; ("", 0.0) of none."""
+    rates = [(f["tokens_per_s"], n) for n, f in cell["schedulers"].items() if keep(n, f)]
+    rate, name = max(rates, default=(0.0, ""))
+    return name, rate
+
+
+def ratios(cell: Found) -> Found:
+    """The cell with what `ours` is worth there; None where there is nothing to compare with.
+
+    best_baseline: realistic and causal, predictive or not, none of ours; with_cpu: computing missed
+    experts on the processor counts too. best_predictive: each with the cache that it was published
+    with; _per_layer: those with one LRU a layer. best_per_layer_overlapped: lock-step that overlaps
+    over one LRU a layer, predictive or not.
+    """
+    ours = cell["schedulers"].get(OURS)
+    out = dict(cell)
+    if ours is None:
+        return out
+    mine = ours["tokens_per_s"]
+
+    def over(name: str, keep: Callable[[str, Found], bool]) -> None:
+        which, rate = best(cell, keep)
+        out[f"ours_over_{name}"] = mine / rate if rate else None
+        if "best" in name:
+            out[name] = which
+
+    over("best_baseline", lambda n, f: f["kind"] in CAUSAL)
+    over("best_baseline_with_cpu", lambda n, f: f["kind"] in (*CAUSAL, "cpu"))
+    over("on_demand_global_lru", lambda n, f: n == "on-demand-blocking-global")
+    over("best_predictive", lambda n, f: f["kind"] == "predictive" and f["cache"] == "published")
+    over("best_predictive_per_layer",
+         lambda n, f: f["kind"] == "predictive" and f["eviction"] == "per-layer")  # fmt: skip
+    over("best_per_layer_overlapped",
+         lambda n, f: f["kind"] in CAUSAL and f["eviction"] == "per-layer"
+         and f["grouping"] == "lockstep")  # fmt: skip
+    over("bevy", lambda n, f: n == "bevy")
+    over("oracle", lambda n, f: n == "oracle")
+    over("cpu_misses", lambda n, f: f["kind"] == "cpu")
+    for key in ("bound_share", "bound_share_least", "compute_over_fetch", "queueing_limit"):
+        out[key] = ours[key]
+    out["tpot_p99_over_p50"] = ours["tpot_p99"] / ours["tpot_p50"] if ours["tpot_p50"] else None
+    best_name = out["best_baseline"]
+    if best_name:
+        ends = cell["schedulers"][best_name]["end_to_end_per_s"]
+        out["end_to_end_over_best_baseline"] = ours["end_to_end_per_s"] / ends
+    return out
+
+
+def label(cell: Found) -> str:
+    """One line's worth of where."""
+    return (f"{cell['platform']:20s} {cell['model']:17s} {cell['cache_share']:5.3f} "
+            f"x{cell['requests']:<2d}")  # fmt: skip
+
+
+def _values(cells: Sequence[Found], key: str) -> list[tuple[float, Found]]:
+    return sorted(((c[key], c) for c in cells if c.get(key) is not None), key=lambda x: x[0])
+
+
+def summary(cells: Sequence[Found]) -> Found:
+    """Each target: what was wanted, what was found, whether it was met, the worst cells."""
+    many = [c for c in cells if c["requests"] >= 8]
+    large = [c for c in many if c["cache_share"] >= 0.5]
+    targets: Found = {}
+
+    def target(
+        name: str, among: Sequence[Found], key: str, statistic: Callable[[list[float]], float],
+        wanted: float, at_most: bool = False,
+    ) -> None:  # fmt: skip
+        values = _values(among, key)
+        if not values:
+            return
+        figure = statistic([v for v, _ in values])
+        ends = values[::-1] if at_most else values
+        targets[name] = {
+            "wanted": wanted, "found": figure, "cells": len(values),
+            "met": figure <= wanted if at_most else figure >= wanted,
+            "worst": [f"{label(c)} {v:.3f} {c.get('best_baseline', '')}" for v, c in ends[:10]],
+        }  # fmt: skip
+
+    target("never below 0.97 x the best baseline", cells, "ours_over_best_baseline", min, 0.97)
+    target("best cell, over on-demand blocking lock-step with one LRU", cells,
+           "ours_over_on_demand_global_lru", max, 3.46)  # fmt: skip
+    target("best cell, over the best predictive with its published cache", cells,
+           "ours_over_best_predictive", max, 1.55)  # fmt: skip
+    target("best cell, over the best predictive with one LRU a layer", cells,
+           "ours_over_best_predictive_per_layer", max, 1.55)  # fmt: skip
+    target("median over the best overlapped lock-step with one LRU a layer "
+           "(cache >= 0.5, requests >= 8)", large, "ours_over_best_per_layer_overlapped", median,
+           1.25)  # fmt: skip
+    target("median share of the bound (requests >= 8)", many, "bound_share", median, 0.90)
+    target("least share of the bound (requests >= 8)", many, "bound_share", min, 0.80)
+    target("TPOT p99 over p50, the greatest", cells, "tpot_p99_over_p50", max, 2.0, at_most=True)
+    target("beside it: never below 0.97 x the best, processors that compute misses included",
+           cells, "ours_over_best_baseline_with_cpu", min, 0.97)  # fmt: skip
+    near = [
+        f"{label(c)} bound share {c['bound_share']:.3f}, queueing limit {c['queueing_limit']:.3f}, "
+        f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}"
+        for c in many
+        if c.get("compute_over_fetch") and 1 / 1.3 < c["compute_over_fetch"] < 1.3
+    ]
+    return {"targets": targets, "compute and fetch within 1.3x of each other": near}
+
+
+def table(found: Found) -> str:
+    """The summary and one line a cell, as text."""
+    lines = []
+    for name, t in found["summary"]["targets"].items():
+        lines.append(f"{'met    ' if t['met'] else 'NOT MET'} {name}: {t['found']:.3f}, "
+                     f"wanted {t['wanted']} ({t['cells']} cells)")  # fmt: skip
+        lines += [f"          {w}" for w in t["worst"][: 3 if t["met"] else 10]]
+    lines += found["summary"]["compute and fetch within 1.3x of each other"]
+    lines.append(f"{'':44s} ours   /base /dem.G /pred  /PL-ov /cpu   bound  best baseline")
+    for c in found["cells"]:
+        if OURS not in c["schedulers"]:
+            continue
+        lines.append(f"{label(c)} {c['schedulers'][OURS]['tokens_per_s']:7.2f} " + " ".join(
+            f"{c[k]:6.3f}" if c.get(k) is not None else "     -"
+            for k in ("ours_over_best_baseline", "ours_over_on_demand_global_lru",
+                      "ours_over_best_predictive", "ours_over_best_per_layer_overlapped",
+                      "ours_over_cpu_misses", "bound_share")
+        ) + f" {c['best_baseline']}")  # fmt: skip
+    for c in found["skipped"]:
+        lines.append(f"{label(c)} left out: {c['reason']}")
+    return "\n".join(lines)
+
+
+COLUMNS = (
+    "tokens_per_s", "end_to_end_per_s", "steady", "fetches_per_token", "bytes_per_token",
+    "channel_busy", "compute_busy", "both_busy", "bound_share", "bound_share_least", "batch_mean",
+    "distinct_mean", "lag_max_tokens", "hit_rate", "full_hit", "tpot_p50", "tpot_p99",
+)  # fmt: skip
+
+
+def write_csv(path: Path, cells: Sequence[Found]) -> None:
+    """A line for each scheduler of each cell."""
+    with path.open("w", newline="") as f:
+        out = csv.writer(f)
+        out.writerow(["platform", "model", "cache_share", "requests", "stored", "scheduler", "kind",
+                      *COLUMNS, "prediction_recall", "prediction_recall_absent"])  # fmt: skip
+        for c in cells:
+            for name, s in c["schedulers"].items():
+                said = s.get("prediction") or {}
+                out.writerow([
+                    c["platform"], c["model"], c["cache_share"], c["requests"], c["stored"], name,
+                    s["kind"], *[s.get(k, "") for k in COLUMNS],
+                    *[said.get(k, {}).get("recall", "") for k in ("overall", "absent")],
+                ])  # fmt: skip

@@ -1,0 +1,406 @@
+"""The comparison of schedulers: presets, the past that all start from, bounds, ratios, output."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perf import grid, grid_cells, grid_report
+from perf.grid_cells import Cell, chosen, format_of, impossible, needed
+from perf.grid_run import run_cell, run_scheduler
+from reference.control import Scheduler
+from reference.prediction import predictor, simulated
+from reference.prediction.activation import ActivationMatrices
+from reference.prediction.layer_table import LayerTable
+from reference.simulator import models, platforms
+from reference.simulator.arrivals import Arrival
+from reference.simulator.compute_bound import least_seconds, queueing_limit, together_seconds
+from reference.simulator.costs import CostModel, Roofline
+from reference.simulator.cpu_misses import computing, layer_seconds, popular, simulate_cpu_misses
+from reference.simulator.history import EARLIER, Lately, filled, teach
+from reference.simulator.run import control, routes_for, simulate
+from reference.simulator.schedulers import PRESETS, preset
+from reference.simulator.synthetic import RouterShares, SyntheticRouter
+from reference.vocab.errors import BadInput
+from reference.vocab.ids import Visit
+from reference.vocab.options import ControlOptions
+
+LAYERS, EXPERTS, K = 4, 12, 3
+
+
+def small(requests: int = 3, past: int = 8) -> Lately:
+    """Few layers, with favourites."""
+    shares = (RouterShares(0.2, 0.2, 0.2, 0.5),) * LAYERS
+    return Lately(SyntheticRouter(shares, EXPERTS, K), requests, past)
+
+
+def options(slots: int, **changes: Any) -> ControlOptions:
+    """For `small`."""
+    return ControlOptions(tuple(range(LAYERS)), EXPERTS, K, slots).with_(**changes)
+
+
+# The schedulers
+
+
+@pytest.mark.rule("GRID-1")
+@pytest.mark.parametrize("p", PRESETS, ids=lambda p: p.name)
+def test_control_takes_every_preset_for_every_model(p: Any) -> None:
+    assert p.source
+    assert p.kind in ("baseline", "predictive", "cpu", "ours", "bound")
+    for name in models.names():
+        model = models.load(name)
+        if p.kind != "cpu":
+            Scheduler(control(model, 0.5, **p.policies(model)))
+        if p.simulated and p.predict:
+            assert simulated(p.predictor(model), control(model, 0.5), lambda v: ()) is not None
+    guesses = bool(p.options.get("prefetch"))
+    assert guesses == bool(p.predict)
+    assert guesses or p.kind != "predictive"
+
+
+@pytest.mark.rule("GRID-1")
+def test_every_predictive_scheduler_also_comes_with_an_lru_a_layer() -> None:
+    def guess(p: Any) -> tuple[str, float]:
+        return p.predict, p.options["prefetch"]
+
+    predictive = [p for p in PRESETS if p.kind == "predictive"]
+    layered = {guess(p) for p in predictive if p.options["eviction"] == "per-layer"}
+    assert {guess(p) for p in predictive} <= layered
+    assert len({p.name for p in PRESETS}) == len(PRESETS)
+    with pytest.raises(BadInput, match="scheduler: unknown 'x'"):
+        preset("x")
+
+
+# The past
+
+
+@pytest.mark.rule("GRID-2")
+def test_requests_go_on_where_their_past_ends() -> None:
+    lately, source = small(), SyntheticRouter(small().source.shares, EXPERTS, K)  # type: ignore[attr-defined]
+    for r in range(3):
+        whole = source.request(r, 20)
+        assert np.array_equal(lately.before()[r], whole[:8])
+        assert np.array_equal(lately.request(r, 12), whole[8:])
+    assert np.array_equal(lately.request(3, 5), source.request(3, 5))
+    assert np.array_equal(lately.earlier(2, 6)[1], source.request(EARLIER + 1, 6))
+
+
+@pytest.mark.rule("GRID-2")
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("slots", [9, 22, 30, 47])
+def test_the_cache_is_what_lock_step_would_have_left(whole: bool, slots: int) -> None:
+    routes = small().before()
+    warm = filled(routes, options(slots), whole=whole)
+    assert len(warm) == len(set(warm)) == slots
+    caches: list[OrderedDict[tuple[int, int], None]] = [OrderedDict() for _ in range(LAYERS)]
+    rooms = [slots // LAYERS + (i < slots % LAYERS) for i in range(LAYERS)]
+    if whole:
+        caches, rooms = [OrderedDict()] * LAYERS, [slots] * LAYERS
+    for t in range(8):
+        for layer in range(LAYERS):
+            for e in sorted({int(e) for r in routes for e in r[t, layer]}):
+                caches[layer].pop((layer, e), None)
+                caches[layer][layer, e] = None
+            while len(caches[layer]) > rooms[layer]:
+                caches[layer].popitem(last=False)
+    held = {key for c in caches for key in c}
+    assert held <= set(warm)
+    used = {(p, int(e)) for r in routes for p in range(LAYERS) for e in r[:, p].reshape(-1)}
+    assert not (set(warm) - held) & used
+    if whole:
+        assert [key for key in warm if key in held] == list(caches[0])
+
+
+@pytest.mark.rule("GRID-2")
+@pytest.mark.parametrize("name", ["activation", "layer"])
+def test_a_taught_predictor_is_one_that_heard_all_of_it(name: str) -> None:
+    lately, o = small(), options(20, prefetch=K)
+    taught, heard = predictor(name, o), predictor(name, o)
+    assert taught is not None and heard is not None
+    ended = lately.earlier(4, 6)
+    teach(taught, lately.before(), ended)
+    for number, topk in [*((EARLIER + i, x) for i, x in enumerate(ended)),
+                         *enumerate(lately.before())]:  # fmt: skip
+        for t in range(len(topk)):
+            for layer in range(LAYERS):
+                heard.routed(Visit(number, t, layer), (tuple(topk[t, layer].tolist()),))
+        if number >= EARLIER:
+            heard.ended(number)
+    if isinstance(taught, LayerTable) and isinstance(heard, LayerTable):
+        for part in ("pairs", "used", "tokens", "kept", "compared"):
+            assert np.allclose(getattr(taught, part), getattr(heard, part)), part
+        assert taught.last == heard.last
+    elif isinstance(taught, ActivationMatrices) and isinstance(heard, ActivationMatrices):
+        assert taught.filled == heard.filled == 4
+        assert np.array_equal(taught.counts, heard.counts)
+        for r in range(3):
+            assert np.array_equal(taught.running[r], heard.running[r])
+            assert np.allclose(taught.cosines[r], heard.cosines[r], atol=1e-6)
+    at, named = Visit(0, 8, 1), ((0, 1, 2),)
+    assert taught.routed(at, named) == heard.routed(at, named) != []
+
+
+# Bounds
+
+
+def whole_run(policies: dict[str, Any], share: float = 1.0, tokens: int = 6) -> tuple[Any, Any]:
+    """OLMoE on a laptop: three requests of `tokens` tokens, from first to last, and its costs."""
+    model, platform = models.load("olmoe-1b-7b"), platforms.load("macbook-m4-max")
+    costs = Roofline(platform, model)
+    lately = Lately(routes_for(model), 0, 0)
+    o = control(model, share, 3, **policies)
+    result = simulate(platform, model, lately, o, requests=3, tokens=10**6, warm_up=0,
+                      arrivals=[Arrival(0.0, 1, tokens)] * 3)  # fmt: skip
+    return result, (costs, model.moe_layers, [lately.request(r, tokens) for r in range(3)])
+
+
+@pytest.mark.rule("GRID-3")
+def test_together_is_what_lock_step_takes_with_all_experts_there() -> None:
+    result, what = whole_run({"grouping": "lockstep"})
+    assert result.tokens == 18
+    assert result.compute_busy == pytest.approx(1.0)
+    assert result.seconds / 18 == pytest.approx(together_seconds(*what), rel=1e-9)
+
+
+@pytest.mark.rule("GRID-3")
+@pytest.mark.parametrize("share", [0.4, 1.0])
+@pytest.mark.parametrize("grouping", ["lockstep", "interleaved", "balanced", "micro-queues"])
+def test_no_schedule_computes_less_than_the_least(grouping: str, share: float) -> None:
+    result, what = whole_run({"grouping": grouping}, share)
+    made = result.compute_busy * result.seconds / result.tokens
+    least = least_seconds(*what)
+    assert least <= together_seconds(*what) * (1 + 1e-9)
+    assert least <= made * (1 + 1e-9)
+    if share == 1.0:
+        assert least > 0.3 * made
+
+
+@pytest.mark.rule("GRID-3")
+def test_the_least_is_reached_where_requests_are_alike() -> None:
+    routes = [np.tile(np.array([[[0, 1], [2, 3]]], np.uint16), (5, 1, 1))] * 4
+    costs = CostModel(step_s=1.0, row_s=0.25, expert_s=0.5)
+    assert least_seconds(costs, (0, 1), routes) == together_seconds(costs, (0, 1), routes)
+    assert least_seconds(costs, (0, 1), routes) == (3 * (1.0 + 4 * 0.25) + 2 * 2 * 0.5) / 4
+
+
+@pytest.mark.rule("GRID-3")
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (2.0, 1.0), (1.0, 1.25)])
+def test_the_queueing_limit_is_that_of_the_chain(n: int, a: float, b: float) -> None:
+    rates = np.zeros((n + 1, n + 1))  # state: customers at the first server
+    for i in range(n + 1):
+        if i:
+            rates[i, i - 1] = 1 / a
+        if i < n:
+            rates[i, i + 1] = 1 / b
+    rates -= np.diag(rates.sum(1))
+    stay = np.linalg.lstsq(np.vstack([rates.T, np.ones(n + 1)]), np.eye(n + 2)[-1], rcond=None)[0]
+    busy = (1 - stay[0], 1 - stay[n])[b > a]
+    assert queueing_limit(a, b, n) == pytest.approx(busy)
+    assert queueing_limit(0.0, 1.0, n) == 1.0
+    if a == b:
+        assert queueing_limit(a, b, n) == pytest.approx(n / (n + 1))
+
+
+# Misses computed by the processor
+
+
+@pytest.mark.rule("GRID-4")
+def test_the_processor_takes_what_it_has_done_sooner() -> None:
+    model, platform = models.load("mixtral-8x7b"), platforms.load("rtx-4090-pcie4")
+    costs = Roofline(platform, model, None, "q4_k_m")
+    assert platform.host is not None
+    own = costs.expert_bytes / platform.host.bytes_per_s
+    assert computing(costs, 1) == own  # one row: its memory is the limit
+    rows = int(own * platform.host.flops_per_s / (2 * model.expert_params)) + 1
+    assert computing(costs, rows) > own  # many: its arithmetic
+    tokens, spans = [(0, 1), (0, 2), (0, 3), (4, 5)], [(9, 10)] * 4
+    took, cpu, channel, brought = layer_seconds(costs, 3, tokens, {1}, spans, bring=False)
+    assert (brought, channel) == (0, 0.0)
+    assert cpu == pytest.approx(computing(costs, 3) + 4 * computing(costs, 1))
+    faster = layer_seconds(costs, 3, tokens, {1}, spans, bring=True)
+    assert faster[0] < took
+    move = costs.transfer(costs.expert_bytes)
+    assert faster[3] == 1 and faster[2] == move  # 4 on the processor take as long as this
+    assert faster[1] == pytest.approx(cpu - computing(costs, 1))
+    with pytest.raises(BadInput, match=r"no \[host\]"):
+        computing(Roofline(platforms.load("jetson-thor"), model), 1)
+
+
+@pytest.mark.rule("GRID-4")
+def test_with_all_experts_there_the_processor_is_idle() -> None:
+    model, platform = models.load("deepseek-v2-lite"), platforms.load("rtx-5090-pcie5")
+    costs, lately = Roofline(platform, model), Lately(routes_for(model), 3, 8)
+    routes = [lately.request(r, 4) for r in range(3)]
+    everything = popular(lately.before(), model.experts, model.all_experts)
+    found = simulate_cpu_misses(costs, model.moe_layers, routes, everything, bring=True)
+    assert found["fetches_per_token"] == found["processor_busy"] == 0
+    assert 1 / found["tokens_per_s"] == pytest.approx(
+        together_seconds(costs, model.moe_layers, routes)
+    )
+    part = popular(lately.before(), model.experts, 30 * len(model.moe_layers) + 2)
+    assert [len(p) for p in part[:3]] == [31, 31, 30]
+    counts = np.bincount(np.concatenate([r[:, 5].reshape(-1) for r in lately.before()]))
+    assert min(counts[list(part[5])]) >= max(counts[[e for e in range(64) if e not in part[5]]])
+    slower = simulate_cpu_misses(costs, model.moe_layers, routes, part, bring=False)
+    assert slower["tokens_per_s"] < found["tokens_per_s"]
+
+
+# Cells
+
+
+@pytest.mark.rule("GRID-5")
+def test_cells_that_cannot_be_say_why() -> None:
+    ci = chosen("ci")
+    assert len(ci) == len(set(ci)) >= 40
+    assert {c.requests for c in ci} == set(grid_cells.REQUESTS)
+    assert {c.cache_share for c in ci} == set(grid_cells.SHARES)
+    assert not [c for c in ci if impossible(c)]
+    assert len(chosen("all")) == len(platforms.names()) * len(models.names()) * 30
+    assert len(chosen("jetson-thor/olmoe-1b-7b")) == 30
+    for bad in ("rtx", "jetson-thor/x", ""):
+        with pytest.raises(SystemExit, match="cells: unknown"):
+            chosen(bad)
+    large = Cell("rtx-4090-pcie4", "gpt-oss-120b", 0.75, 8)
+    assert impossible(large).startswith("memory: 4")
+    assert not impossible(Cell("rtx-4090-pcie4", "gpt-oss-120b", 0.25, 8))
+    for p in map(platforms.load, platforms.names()):
+        for m in map(models.load, models.names()):
+            kept = format_of(p, m)
+            wider = [f for f in m.formats if m.bytes_of(f) > m.bytes_of(kept)]
+            room = p.memory.capacity_bytes
+            if "mxfp4" not in m.formats:
+                assert all(needed(m, f, 0.875, 32) > room for f in wider), (p.name, m.name)
+
+
+# Ratios and output
+
+
+def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
+    """A cell as run_cell gives it, with these tokens/s."""
+    found = {}
+    for name, rate in rates.items():
+        p = preset(name.replace("_", "-"))
+        found[p.name] = {
+            "tokens_per_s": rate, "end_to_end_per_s": rate / 2, "kind": p.kind, "cache": p.cache,
+            "eviction": p.options.get("eviction", ""), "grouping": p.options.get("grouping", ""),
+            "bound_share": 0.9, "bound_share_least": 0.8, "compute_over_fetch": 1.0,
+            "queueing_limit": 0.9, "tpot_p50": 1.0, "tpot_p99": 1.5,
+        }  # fmt: skip
+    return {"platform": "p", "model": "m", "cache_share": 0.5, "requests": requests,
+            "processor_seconds": 1.0, "schedulers": found}  # fmt: skip
+
+
+@pytest.mark.rule("GRID-6")
+def test_ratios_are_over_the_best_of_their_kind() -> None:
+    c = grid_report.ratios(made_cell(
+        ours=12, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
+        on_demand_blocking_global=3, on_demand_overlapped_layer=6, lockstep_lfru=8, layerscope=10,
+        layerscope_layer=7, mixtral_offloading=5, micro_queues=2,
+    ))  # fmt: skip
+    assert c["best_baseline"] == "layerscope" and c["ours_over_best_baseline"] == 1.2
+    assert c["ours_over_best_predictive"] == 1.2
+    assert c["ours_over_best_predictive_per_layer"] == 12 / 7
+    assert c["ours_over_best_per_layer_overlapped"] == 12 / 7
+    assert c["ours_over_on_demand_global_lru"] == 4
+    assert c["ours_over_best_baseline_with_cpu"] == 0.4
+    assert c["ours_over_cpu_misses"] == 0.4
+    assert c["ours_over_bevy"] == 12 / 11
+    assert c["bound_share"] == 0.9
+    assert c["end_to_end_over_best_baseline"] == 1.2
+    alone = grid_report.ratios(made_cell(ours=1.0))
+    assert alone["ours_over_best_baseline"] is None
+    assert "ours_over_best_baseline" not in grid_report.ratios(made_cell(bevy=1.0))
+
+
+@pytest.mark.rule("GRID-6")
+def test_targets_are_judged_over_their_cells() -> None:
+    cells = [grid_report.ratios(made_cell(n, ours=rate, lockstep_lfru=1, mixtral_offloading=0.5))
+             for n, rate in ((8, 0.9), (16, 2.0), (32, 3.0), (4, 0.5))]  # fmt: skip
+    found = grid_report.summary(cells)
+    targets = found["targets"]
+    never = targets["never below 0.97 x the best baseline"]
+    assert (never["found"], never["met"], never["cells"]) == (0.5, False, 4)
+    assert "x4" in never["worst"][0]
+    middle = next(t for name, t in targets.items() if name.startswith("median over the best"))
+    assert (middle["found"], middle["met"], middle["cells"]) == (4.0, True, 3)
+    assert targets["TPOT p99 over p50, the greatest"]["met"]
+    assert len(found["compute and fetch within 1.3x of each other"]) == 3
+    text = grid_report.table({"summary": found, "cells": cells, "skipped": []})
+    assert "NOT MET never below" in text and text.count("lockstep-lfru") >= 4
+
+
+@pytest.mark.rule("GRID-7")
+def test_a_later_run_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cell = tmp_path / "g.json", Cell("p", "m", 0.5, 8)
+    monkeypatch.setattr(grid, "code", lambda: "one")
+    out = grid.Output(path, "ci", False)
+    out.add(made_cell(ours=2.0, lockstep_lfru=1.0))
+    out.write(out.document([cell], []))
+    saved = json.loads(path.read_text())
+    assert saved["cells"][0]["ours_over_best_baseline"] == 2.0
+    assert {"machine", "versions", "commit", "seconds", "command", "summary"} <= set(saved)
+    assert not list(tmp_path.glob("*.part"))
+    assert list(grid.Output(path, "ci", False).cells) == [cell]
+    assert not grid.Output(path, "ci", True).cells
+    assert not grid.Output(path, "all", False).cells
+    monkeypatch.setattr(grid, "code", lambda: "two")
+    assert not grid.Output(path, "ci", False).cells
+
+
+@pytest.mark.rule("GRID-7")
+def test_the_digest_is_of_what_the_figures_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = grid.code()
+    assert before == grid.code()
+    for folder in (*grid.SOURCES, "perf"):
+        (tmp_path / folder).mkdir(parents=True)
+    for part in ("cells", "run"):
+        (tmp_path / "perf" / f"grid_{part}.py").write_text("")
+    monkeypatch.setattr(grid, "ROOT", tmp_path)
+    empty = grid.code()
+    (tmp_path / "reference/simulator/x.toml").write_text("a = 1")
+    assert len({before, empty, grid.code()}) == 3
+
+
+# Cells that are run
+
+
+@pytest.mark.rule("GRID-2")
+def test_a_window_three_times_as_long_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perf import grid_run
+
+    cell = Cell("macbook-m4-max", "olmoe-1b-7b", 0.5, 4)
+    model = models.load(cell.model)
+    costs = Roofline(platforms.load(cell.platform), model, None, "bf16")
+    names = ("on-demand-blocking-global", "on-demand-overlapped-layer", "lockstep-lfru", "bevy",
+             "ours")  # fmt: skip
+    short = {n: run_scheduler(cell, preset(n), costs, grid_run.past(cell.model, 4)) for n in names}
+    monkeypatch.setattr(grid_run, "rounds", lambda requests: (16, 36))
+    for n in names:
+        long = run_scheduler(cell, preset(n), costs, grid_run.past(cell.model, 4))
+        assert short[n]["tokens_per_s"] == pytest.approx(long["tokens_per_s"], rel=0.07), n
+        assert 0.9 < long["steady"] < 1.1
+
+
+@pytest.mark.rule("GRID-6", "GRID-7")
+def test_the_slice(tmp_path: Path) -> None:
+    found = grid.run(chosen("slice"), tmp_path / "g.json", "slice")
+    assert len(found["cells"]) == 4 and not found["skipped"]
+    for c in found["cells"]:
+        s = c["schedulers"]
+        for name, f in s.items():
+            assert 0 < f["bound_share_least"] <= f["bound_share"] <= 1.02, name
+            assert max(f["channel_busy"], f["compute_busy"]) <= 1 + 1e-9
+            assert 0.7 < f["steady"] < 1.4, name
+        assert c["ours_over_on_demand_global_lru"] > 1.1
+        assert s["on-demand-overlapped-layer"]["tokens_per_s"] > 0
+    again = run_cell(chosen("slice")[1], "ours")["schedulers"]["ours"]
+    same = found["cells"][1]["schedulers"]["ours"]
+    assert again["tokens_per_s"] == same["tokens_per_s"]
