@@ -165,8 +165,8 @@ def test_the_replay_does_what_the_scheduler_does(eviction: str) -> None:
 @pytest.mark.rule("BOUND-6", "BOUND-7")
 def test_hit_rates_are_those_of_a_plain_replay() -> None:
     """`cache_hits` keeps one cache a layer and nothing of control."""
-    routes = trace(4, 4, 40)
-    for own in (6, 9):
+    routes = trace(4, 2, 80)  # at most six experts a unit
+    for own in (6, 8):
         plain = cache_hits(routes, own, "belady")
         free = belady_hits(routes, 12, 3 * own, together=False)
         # Which of equally useful experts stay is chance; how many have to be read is not.
