@@ -31,11 +31,16 @@ def write(
     pool: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array, live: jax.Array
 ) -> jax.Array:
     """Store rows [T, G, D] at (block[t], offset[t]); rows that are not live store zeros (their
-    block is the pool's last)."""
-    values = jnp.where(live[:, None, None], rows, 0.0).astype(pool.dtype)
+    block is the pool's last).
+
+    What is not live is left out in the loop, not before it: there XLA would make the rows a second
+    time, in a kernel with the choice, and round a rotation in another way than in the row's own
+    sum. So the cached bits are those that were attended to.
+    """
 
     def one(t: jax.Array, p: jax.Array) -> jax.Array:
-        part = lax.dynamic_index_in_dim(values, t, 0, keepdims=True)[:, :, None, :]
+        row = lax.dynamic_index_in_dim(rows, t, 0, keepdims=True)
+        part = jnp.where(live[t], row, 0.0).astype(pool.dtype)[:, :, None, :]
         return lax.dynamic_update_slice(p, part, (block[t], 0, offset[t], 0))
 
     return lax.fori_loop(0, rows.shape[0], one, pool)
