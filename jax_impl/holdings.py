@@ -22,6 +22,7 @@ class Running:
     """A running request: its text so far and what it holds of the model's memory.
 
     tokens   prompt and generated tokens       table   its KV blocks of each kind (jax_impl.kv)
+    part     of the blocks' numbers, in which they lie
     rows     bank rows of the chunk in work    topk    [rows, K] experts of the visit in work
     """
 
@@ -31,6 +32,7 @@ class Running:
     table: Table
     rows: list[int] = field(default_factory=list)
     topk: np.ndarray | None = None
+    part: int = 0
 
     def span(self, chunk: int, size: int) -> tuple[int, int]:
         """Positions [start, end) of a chunk, for prompt chunks of `size` tokens."""
@@ -62,20 +64,29 @@ class Holdings:
         self._all = rows, sum(kind.blocks for kind in kinds)
         self._rows = list(range(rows))
         self._kinds = tuple(kinds)
-        self._blocks = [list(range(kind.blocks)) for kind in kinds]
+        self._widest = max(range(len(kinds)), key=lambda k: kinds[k].ring)
+        self._blocks = [
+            [list(range(n * each, (n + 1) * each)) for kind in kinds
+             for each in [kind.blocks // kind.parts]]
+            for n in range(kinds[0].parts)
+        ]  # fmt: skip
 
     def admit(self, handle: RequestHandle) -> None:
         """KV blocks for the whole of prompt and max_new_tokens, from now until the end; in layers
-        with a window, for as much as is needed at a time (JAX-13)."""
+        with a window, for as much as is needed at a time (JAX-13). All in the part with most room
+        for whole texts."""
         request = handle.request
         size = len(request.prompt) + (request.max_new_tokens or 0)
+        part = max(range(len(self._blocks)), key=lambda n: len(self._blocks[n][self._widest]))
         blocks = tuple(
             _take(free, kind.held(size, self._kv_block), "KV blocks")
-            for free, kind in zip(self._blocks, self._kinds, strict=True)
+            for free, kind in zip(self._blocks[part], self._kinds, strict=True)
         )
         tokens = [int(t) for t in request.prompt]
         table = Table(blocks, len(tokens))
-        self.running[handle.number] = Running(handle.number, handle, tokens, table)
+        self.running[handle.number] = Running(
+            handle.number, handle, tokens, table, part=part
+        )
 
     def take_rows(self, running: Running, n: int) -> None:
         """Rows for a chunk that is about to enter."""
@@ -92,7 +103,8 @@ class Holdings:
         running = self.running.pop(number, None)
         if running is not None:
             self.give_rows(running)
-            for free, blocks in zip(self._blocks, running.table.blocks, strict=True):
+            mine = self._blocks[running.part]
+            for free, blocks in zip(mine, running.table.blocks, strict=True):
                 free += blocks
 
     def fill(self, slot: int, resident: Resident) -> None:
@@ -115,7 +127,7 @@ class Holdings:
         rows, blocks = self._all
         return {
             "rows": rows - len(set(self._rows)),
-            "blocks": blocks - sum(len(set(free)) for free in self._blocks),
+            "blocks": blocks - sum(len(set(free)) for part in self._blocks for free in part),
             "requests": len(self.running),
         }
 

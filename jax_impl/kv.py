@@ -35,12 +35,14 @@ class Table(NamedTuple):
 @dataclass(frozen=True)
 class KvKind:
     """window: of these layers. layers: their numbers. ring: most blocks that a request holds.
-    blocks: blocks in each of their pools, beside the one for padding."""
+    blocks: blocks in each of their pools, beside the one for padding. parts: a request lies whole
+    in one of so many equal parts of the blocks' numbers (attention_pool: a memory device each)."""
 
     window: int | None
     layers: tuple[int, ...]
     ring: int
     blocks: int
+    parts: int = 1
 
     def held(self, tokens: int, kv_block: int) -> int:
         """Blocks that a text of so many tokens holds."""

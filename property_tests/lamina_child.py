@@ -1,12 +1,14 @@
 """Runs engines over several CPU devices, in a process of its own; prints what happened as JSON.
 
-`JAX_NUM_CPU_DEVICES=5 python -m property_tests.lamina_child FOLDER`.
+`JAX_NUM_CPU_DEVICES=7 python -m property_tests.lamina_child FOLDER [every]`; `every`: all that
+`matrix` has, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from jax_impl.attention_pool.wire import Wire
 from jax_impl.engine import JaxEngine
 from oracle.checkers import check_log
 from oracle.tiny import tiny_config, write_checkpoint
+from property_tests.shared_programs import share
 from reference.control.attention_wire import Protocol, WireBytes, event_of
 from reference.files.requests import Request
 from reference.vocab.errors import BadInput
@@ -34,6 +37,7 @@ REQUESTS = [
             temperature=0.7 * (n % 2), seed=n)
     for n in range(6)
 ]
+PROMPT_ROWS = sum(len(r.prompt) for r in REQUESTS)
 ROWS = sum(len(r.prompt) + (r.max_new_tokens or 0) - 1 for r in REQUESTS)
 
 
@@ -82,15 +86,17 @@ def pooled(
         handles = engine.submit_all([REQUESTS[i] for i in arrivals], logits=True)
         found = {h.id: h.result(120.0) for h in handles}
         told = engine.totals()
+        assert not any(f.error for f in found.values()), [f.error for f in found.values()]
         wire = WireBytes([s.attention for s in engine.config.layers], engine.config.hidden)
         by_device = dict(engine.wire.by_device)
+        rows = ROWS - (PROMPT_ROWS if "prefill" in options else 0)
         out = {
             "same": same([found[str(n)] for n in range(6)], want),
             "measured": sum(told["wire"][k] for k in ("q", "kv", "a")),
-            "formula": wire.attention(ROWS), "to_memory": told["wire"]["q"] + told["wire"]["kv"],
-            "to_memory_formula": wire.to_memory(ROWS),
+            "formula": wire.attention(rows), "to_memory": told["wire"]["q"] + told["wire"]["kv"],
+            "to_memory_formula": wire.to_memory(rows),
             "context": told["wire"].get("context", 0),
-            "context_formula": wire.context(ROWS, engine.options.batches),
+            "context_formula": wire.context(rows, engine.options.batches),
             "by_device": [by_device[d] for d in sorted(by_device)],
             "quiet": engine.wire._protocol.quiet, "rows": told["rows"], "early": told["early"],
             "asks": told["asks"], "hidden_s": told["hidden_s"], "attend_s": told["attend_s"],
@@ -100,6 +106,9 @@ def pooled(
             "memory_kv": engine.pool.kv_bytes,
             "replicas": len(engine.workers), "turns": sum(len(w.history) for w in engine.workers),
         }  # fmt: skip
+        if "prefill" in options:
+            out |= handed_over(engine, want)
+            told = engine.totals()
         if lose:
             handles = [
                 engine.submit(r, logits=True, on_logits=Loss(engine, r, lose[i:])) if i < len(lose)
@@ -113,6 +122,52 @@ def pooled(
             out |= ended_by_the_caller(engine, want)
             out |= failing(engine, want)
         out["no_new_programs"] = programs == [w.replica.programs for w in engine.workers]
+    return out
+
+
+def handed_over(engine: LaminaEngine, want: list[Any]) -> dict[str, Any]:
+    """Prompts that a prefill worker runs: what was pulled, when, and what was under way then; then
+    cancels and losses in the middle of it."""
+    pool, layers = engine.pool, [s.attention for s in engine.config.layers]
+    # While a device pulls, nothing that it was asked may wait for its answer.
+    busy, pulls, between = 0, 0, 0
+    for device in pool.devices:
+        for _, _, began, _ in device.pulls:
+            asked = sum(t <= began for t in device.asked)
+            answered = sum(t <= began for t in device.answered)
+            pulls += 1
+            busy += asked > answered
+            between += 0 < asked == answered < len(device.answered)
+    told = engine.totals()
+    want_bytes = sum(
+        4 * a.cache_heads * (a.cache_key_dim + a.cache_value_dim)
+        * sum(min(len(r.prompt), a.window or 1 << 30) for r in REQUESTS) for a in layers
+    )
+    out = {
+        "pulled": told["wire"]["pull"], "pulled_formula": want_bytes,
+        "pulls": pulls, "pulls_while_busy": busy, "pulls_between": between,
+        "late": told["pulls"]["late"], "late_s": told["pulls"]["late_s"],
+        "prompt_rows": told["prompt_rows"], "pull_bytes": told["pulls"]["bytes"],
+    }  # fmt: skip
+    lost = [("prefill", 0), ("memory", 0), ("prefill", 0), ("memory", len(pool.devices) - 1)]
+    for what in lost:
+        handles = engine.submit_all(REQUESTS, logits=True)
+        while not pool.devices[what[1]].backlog and not all(h.done for h in handles):
+            time.sleep(0.0002)
+        engine.lose(*what)
+        found = [h.result(120.0) for h in handles]
+        out.setdefault("lost_handover_same", []).append(same(found, want))
+    handles = engine.submit_all(REQUESTS, logits=True)
+    handles[0].cancel()  # perhaps before its prompt runs, the others at some time of the hand-off
+    for handle in handles[1:4]:
+        while not pool.devices[0].backlog and not all(h.done for h in handles):
+            time.sleep(0.0002)
+        handle.cancel()
+    found = [h.result(120.0) for h in handles]
+    out["cancelled_kept"] = same(found[4:], want[4:])
+    out["cancelled_reasons"] = sorted({f.finish_reason for f in found[:4]})
+    engine.submit(REQUESTS[0]).result(120.0)  # what was dropped is over by the time this is
+    out["handover_missing"] = engine.missing()
     return out
 
 
@@ -182,7 +237,7 @@ def offloaded(path: Path, want: list[Any], memory: str, pools: Offloaded) -> dic
         "same": same(found, want), "measured": pools.wire.attention, "loads": loads,
         "formula": wire.attention(ROWS), "quiet": protocol.quiet, "tiles": protocol.finished,
         "failure": repr(engine.failure), "violations": check_log(engine.records, complete=True)[:3],
-        "kv_bytes": pools.pool.kv_bytes,
+        "kv_bytes": pools.pool.kv_bytes, "missing": engine._loop.missing(),
     }  # fmt: skip
 
 
@@ -233,9 +288,48 @@ def function() -> dict[str, Any]:
                 "formula": 3 * 2 * 4 * x.nbytes, "kept": c.weights, "stream": x.nbytes}
 
 
-def main() -> dict[str, Any]:
-    assert len(jax.devices()) == 5
-    out: dict[str, Any] = {}
+ATTENTIONS: dict[str, tuple[str, dict[str, int], list[tuple[str, int]]]] = {
+    # name: family, heads, (partition, memory devices)
+    "mha": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
+            [("head", 1), ("head", 2), ("head", 4), ("request", 2), ("request", 3)]),
+    "gqa": ("llama", {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 8},
+            [("head", 1), ("head", 2), ("request", 2), ("request", 3)]),
+    "mqa": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 8},
+            [("head", 1), ("request", 2), ("request", 3)]),
+    "mla": ("deepseek_v2", {}, [("head", 1), ("request", 2), ("request", 3)]),
+}  # fmt: skip
+"""Every legal number of memory devices up to four for heads; for whole requests any will do."""
+
+
+def matrix(every: bool) -> dict[str, dict[str, Any]]:
+    """Whole engines for each attention, partition, number of batches and with and without overlap:
+    all 120, or three of the eight kinds of pipeline for each partition, in turn."""
+    out: dict[str, dict[str, Any]] = {}
+    kinds = [(n, overlap) for n in (1, 2, 3, 4) for overlap in (True, False)]
+    turn = 0
+    for name, (family, heads, partitions) in ATTENTIONS.items():
+        path = model(f"every {name}", family, num_hidden_layers=2, **heads)
+        want = monolithic(path)
+        for partition, devices in partitions:
+            mine = kinds if every else [kinds[(turn + 3 * i) % 8] for i in range(3)]
+            turn += 1
+            for n, overlap in mine:
+                told = pooled(
+                    path, want, [5, 0, 3, 1, 4, 2], batches=n, max_batch=12 // n, overlap=overlap,
+                    memory_devices=devices, partition=partition, timed=False,
+                )  # fmt: skip
+                title = f"{name} {partition} {devices}, n={n}{'' if overlap else ', no overlap'}"
+                keys = "same", "measured", "formula", "quiet", "missing", "failure", "early"
+                out[title] = {k: told[k] for k in keys} | {"overlap": overlap}
+    return out
+
+
+def main(every: bool = False) -> dict[str, Any]:
+    assert len(jax.devices()) == 7
+    share()
+    if every:
+        return {"matrix": matrix(True)}
+    out: dict[str, Any] = {"matrix": matrix(False)}
     mha = model("mha", num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2)
     want = monolithic(mha)
     out["mha head 2, n=3"] = pooled(
@@ -260,15 +354,25 @@ def main() -> dict[str, Any]:
     want = monolithic(moe)
     out["moe 50%, head 2"] = offloaded(moe, want, "50%", Offloaded(2))
     out["moe resident, n=2"] = pooled(moe, want, [4, 2, 0, 1, 3, 5], batches=2)
+    out["moe 50%, request 3"] = offloaded(moe, want, "50%", Offloaded(3, partition="request"))
     mla = model("mla", "deepseek_v2", num_hidden_layers=2)
-    out["mla 40%, no overlap"] = offloaded(
-        mla, monolithic(mla), "40%", Offloaded(1, overlap=False)
+    want = monolithic(mla)
+    out["mla 40%, no overlap"] = offloaded(mla, want, "40%", Offloaded(1, overlap=False))
+    out["mla 40%, request 2"] = offloaded(mla, want, "40%", Offloaded(2, partition="request"))
+    out["mla request 2, n=3, prefill"] = pooled(
+        mla, want, [3, 1, 0, 2, 5, 4], batches=3, memory_devices=2, partition="request", prefill=1,
+        pull_bytes=1000, lose=[("memory", 1), ("replica", 1)],
+    )  # fmt: skip
+    windows = model("windows", "gpt_oss", num_hidden_layers=2, sliding_window=9)
+    want = monolithic(windows)
+    out["windows head 2, n=2, prefill"] = pooled(
+        windows, want, [0, 1, 2, 3, 4, 5], batches=2, memory_devices=2, prefill=1, pull_bytes=300
     )
     out["function"] = function()
     out["refused"] = {
         "heads": refused(lambda: LaminaEngine.open(gqa, memory_devices=3, **COMMON)),
         "mla heads": refused(lambda: JaxEngine.open(mla, "100%", model=Offloaded(2))),
-        "devices": refused(lambda: LaminaEngine.open(gqa, memory_devices=2, batches=6, **COMMON)),
+        "devices": refused(lambda: LaminaEngine.open(gqa, memory_devices=2, batches=8, **COMMON)),
         "option": refused(lambda: LaminaEngine.open(gqa, batch=3)),
         "order": refused(lambda: LaminaEngine.open(gqa, order="random")),
         "kv": refused(lambda: LaminaEngine.open(gqa, kv_tokens=3)),
@@ -277,4 +381,5 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(), default=lambda x: x.item() if isinstance(x, np.generic) else str(x)))
+    found = main("every" in sys.argv[2:])
+    print(json.dumps(found, default=lambda x: x.item() if isinstance(x, np.generic) else str(x)))

@@ -18,7 +18,7 @@ from reference.attention_offload.devices import MemoryPool
 from reference.attention_offload.handoff import PrefillWorker, decode_with_handoff
 from reference.attention_offload.model import OffloadedModel
 from reference.control.attention_batches import Batches
-from reference.control.attention_handoff import HandOff
+from reference.control.attention_handoff import UNLIMITED, Gaps, HandOff
 from reference.control.attention_partition import (
     HeadPool,
     RequestPool,
@@ -28,6 +28,7 @@ from reference.control.attention_partition import (
     legal_head_shares,
     longest_first,
 )
+from reference.control.attention_prompts import Prompts
 from reference.control.attention_rotation import (
     Rotation,
     Steady,
@@ -303,6 +304,66 @@ def test_a_piece_moves_only_where_it_fits() -> None:
     handoff.next_pull(40)
     handoff.drop(8)
     assert handoff.pulled() is None and handoff.backlog == 0
+
+
+@pytest.mark.rule("LAMINA-12")
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=1, max_size=30), st.floats(0.001, 0.2),
+    st.integers(1, 40),
+)
+def test_a_pull_is_over_before_the_gaps_of_late_would_be(
+    lengths: list[float], byte_s: float, size: int
+) -> None:
+    """Gaps of given lengths, each pulled into as far as there is room: what is let in is over
+    within the shortest of the last eight gaps, and beyond four medians anything is."""
+    gaps, now = Gaps(byte_s), 0.0
+    assert gaps.room(now) == UNLIMITED  # nothing is known to come
+    for n, length in enumerate(lengths):
+        gaps.empty(now)
+        at, known = now, lengths[max(0, n - 8) : n]
+        while known and gaps.room(at) >= size:
+            at += size * byte_s
+            assert at <= now + min(known) + 1e-9
+            gaps.took(size, size * byte_s)
+        if known:
+            assert at + size * byte_s > now + min(known) - byte_s - 1e-9  # no room was left unused
+            rest = now + 4 * sorted(known)[len(known) // 2]
+            assert gaps.room(rest - 1e-6) < UNLIMITED == gaps.room(rest + 1e-6)
+            assert gaps.wait_s(at) == pytest.approx(rest - at)
+        now += length
+        gaps.message(now)
+        now += 0.1
+    gaps.empty(now, more=True)  # in the middle of a turn the next message is due at once
+    assert gaps.room(now) == 0 and gaps.room(now + 100) == UNLIMITED
+    before = min(lengths[-8:])
+    gaps.message(now + 1e-3)
+    gaps.empty(now + 1)  # and it tells nothing of the gaps between turns
+    assert gaps.room(now + 1) == pytest.approx(before / gaps.byte_s, abs=1)
+    gaps.took(1, 5.0)  # the slowest pull of late is what is reckoned with
+    assert gaps.byte_s == 5.0
+
+
+@pytest.mark.rule("LAMINA-12")
+def test_a_worker_has_one_prompt_in_work_and_two_at_most() -> None:
+    prompts = Prompts(2)
+    for r in range(6):
+        prompts.wait(r)
+    assert prompts.start() == [(0, 0), (1, 1)] and prompts.start() == []
+    prompts.made(0, 0)
+    assert prompts.start() == [(2, 0)]
+    prompts.made(0, 2)
+    assert prompts.start() == []  # two are there, none of them pulled
+    prompts.drop(0)
+    assert prompts.start() == [(3, 0)]
+    assert prompts.lost(0) == (2, 3) and prompts.start() == [(2, 0)]  # again, and where they were
+    prompts.drop(1)  # given up while it runs: the worker is busy with it all the same
+    assert prompts.start() == []
+    with pytest.raises(IllegalEvent):
+        prompts.made(1, 4)
+    prompts.made(1, 1)
+    assert prompts.start() == [(4, 1)]
+    with pytest.raises(BadInput):
+        Prompts(-1)
 
 
 # Rotation

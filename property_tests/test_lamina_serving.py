@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.control.attention_rotation import replica_of, replicas_of
-from reference.control.attention_serving import Place, Serving, ServingOptions, Span, Turn
+from reference.control.attention_serving import Place, Prefill, Serving, ServingOptions, Span, Turn
 from reference.vocab.actions import Finish, Reject
 from reference.vocab.errors import BadInput, IllegalEvent
 
@@ -28,6 +28,11 @@ class Play:
         self.next_slice = [0] * options.batches
         self.aboard: dict[int, tuple[Span, ...]] = {}
         self.sizes: list[list[int]] = []
+        self.making: dict[int, int] = {}
+        """Each busy prefill worker's request, wanted or not."""
+        self.way: dict[int, list[bool]] = {}
+        """Of each request whose prompt is on its way: run? pulled?"""
+        self.worker_of: dict[int, int] = {}
 
     def obey(self) -> None:
         for action in self.serving.next_actions():
@@ -36,6 +41,8 @@ class Play:
                 self.placed[action.request] = action.devices
                 self.done[action.request] = 0
                 self.check_room()
+            elif isinstance(action, Prefill):
+                self.prefill(action)
             elif isinstance(action, Turn):
                 self.start(action)
             else:
@@ -45,6 +52,23 @@ class Play:
                     action.reason, action.error)  # fmt: skip
                 self.ended[action.request] = what
                 self.placed.pop(action.request, None)
+                self.way.pop(action.request, None)
+
+    def prefill(self, action: Prefill) -> None:
+        """LAMINA-12: one prompt at a time on a worker, two of which it has KV; where it was lost,
+        the same worker runs it again."""
+        r, worker = action
+        assert worker not in self.making and r in self.placed and r not in self.way
+        assert self.worker_of.setdefault(r, worker) == worker
+        self.making[worker], self.way[r] = r, [False, False]
+        assert sum(self.worker_of[x] == worker for x in self.way) <= 2
+
+    def on_its_way(self, r: int, what: int) -> None:
+        """The prompt was run (0) or all of it was pulled (1); with both it is a batch's."""
+        self.way[r][what] = True
+        if all(self.way[r]):
+            del self.way[r]
+            self.done[r] = self.asked[r][0]
 
     def check_room(self) -> None:
         """LAMINA-4, from the actions alone."""
@@ -71,6 +95,7 @@ class Play:
             for r, start, end in turn.spans:
                 assert r not in elsewhere and start == self.done[r] < end
                 assert end - start <= self.options.chunk and r in self.placed
+                assert r not in self.way and (not self.options.prefill or r in self.worker_of)
             self.aboard[batch] = turn.spans
             self.sizes.append([len(self.aboard.get(b, ())) for b in range(self.options.batches)])
         assert turn.spans == self.aboard[batch]
@@ -78,9 +103,22 @@ class Play:
 
     def step(self) -> bool:
         options = [("slice", b) for b in self.running] + [("back", b) for b in self.away]
+        options += [("made", w) for w in self.making]
+        options += [("pulled", r) for r, (_, whole) in self.way.items() if not whole]
         if not options:
             return False
         what, batch = self.rng.choice(sorted(options))
+        if what == "made":
+            r = self.making.pop(batch)
+            stopped = 1 in self.asked[r][2]
+            if r in self.way:
+                self.on_its_way(r, 0)
+            self.serving.prefilled(batch, r, stopped)
+            return True
+        if what == "pulled":
+            self.on_its_way(batch, 1)
+            self.serving.pulled(batch)
+            return True
         if what == "back":
             del self.away[batch]
             self.serving.attention_done(batch)
@@ -96,7 +134,7 @@ class Play:
         for r, _, end in self.aboard.pop(batch):
             self.done[r] = end
             prompt, _, stops = self.asked[r]
-            if end >= prompt and end - prompt in stops:
+            if end >= prompt and end - prompt + 1 in stops:
                 stopped.add(r)
         self.serving.token_done(batch, stopped)
         return True
@@ -123,15 +161,28 @@ class Play:
         assert gone == {r for r, devices in self.placed.items() if device in devices}
         for r in gone:
             self.done[r] = 0
+            if r in self.way:  # all of its prompt is to be pulled again
+                self.way[r][1] = False
         for batch in [b for b, spans in self.aboard.items() if gone & {x.request for x in spans}]:
             self.void(batch)
+
+    def lose_worker(self) -> None:
+        """What a prefill worker ran, and what it held, begins again there."""
+        if not self.options.prefill:
+            return
+        worker = self.rng.randrange(self.options.prefill)
+        again = {r for r in self.way if self.worker_of[r] == worker}
+        assert set(self.serving.lost_worker(worker)) == again
+        self.making.pop(worker, None)
+        for r in again:
+            del self.way[r]
 
     def arrive(self, r: int, prompt: int, new: int, stops: set[int]) -> None:
         self.asked[r] = prompt, new, stops
         self.serving.arrived(r, prompt, new)
 
 
-@pytest.mark.rule("LAMINA-1", "LAMINA-4", "LAMINA-8", "LAMINA-25")
+@pytest.mark.rule("LAMINA-1", "LAMINA-4", "LAMINA-8", "LAMINA-12", "LAMINA-25")
 @given(st.integers(0, 10**9))
 def test_everything_that_is_asked_for_is_served(seed: int) -> None:
     rng = Random(seed)
@@ -140,6 +191,7 @@ def test_everything_that_is_asked_for_is_served(seed: int) -> None:
         order=rng.choice(["rotation", "queue"]), max_batch=rng.randrange(1, 5),
         chunk=rng.randrange(1, 6), devices=rng.choice([1, 2, 4]),
         partition=rng.choice(["head", "request"]), blocks=rng.randrange(3, 12), kv_block=4,
+        prefill=rng.choice([0, 0, 1, 2]),
     )  # fmt: skip
     play, cancelled = Play(options, rng), set()
     left = rng.randrange(1, 15)
@@ -154,12 +206,12 @@ def test_everything_that_is_asked_for_is_served(seed: int) -> None:
             play.serving.cancelled(r)
         if rng.random() < 0.02:
             play.obey()
-            rng.choice([play.lose_replica, play.lose_memory])()
+            rng.choice([play.lose_replica, play.lose_memory, play.lose_worker])()
         play.obey()
         if not play.step() and not left:
             play.obey()
             break
-    assert play.serving.idle and not play.placed
+    assert play.serving.idle and not play.placed and not play.way
     assert set(play.ended) == set(play.asked)
     for r, (reason, _) in play.ended.items():
         prompt, new, stops = play.asked[r]
@@ -168,9 +220,11 @@ def test_everything_that_is_asked_for_is_served(seed: int) -> None:
         if reason == "cancelled":
             assert r in cancelled
         elif reason == "length":
-            assert play.done[r] == prompt + new - 1 and new > 0
+            # With a prefill worker one token comes of the prompt's run, wherever its KV is.
+            alone = options.prefill and new == 1
+            assert new > 0 and (alone or play.done[r] == prompt + new - 1)
         elif reason == "stop":
-            assert new == 0 or play.done[r] - prompt in stops
+            assert new == 0 or (1 if play.done[r] < prompt else play.done[r] - prompt + 1) in stops
     assert play.serving.pool.held() == [0] * options.devices
 
 

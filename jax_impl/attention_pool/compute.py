@@ -40,13 +40,15 @@ class Part:
 @dataclass(frozen=True)
 class Tile:
     """The rows of one call. at: for each kind of KV int32 [T, 3 + W]; live: rows that are not
-    padding; parts: who attends to what; turns: angles of rows that bring their own."""
+    padding; parts: who attends to what; turns: angles of rows that bring their own; more: another
+    tile of the same turn follows."""
 
     number: int
     at: list[np.ndarray]
     live: int
     parts: tuple[Part, ...]
     turns: dict[RopeSpec, np.ndarray]
+    more: bool = False
 
 
 class Replica(JaxModel):
@@ -148,7 +150,9 @@ class Replica(JaxModel):
             where = at[part.rows, 2:]
             alone = len(np.unique(where[:, 1])) == len(where)
             self.wire.send("q", tile.number, i, part.device, mine)
-            self.pool.devices[part.device].post(Ask(tile.number, i, mine, where, alone))
+            self.pool.devices[part.device].post(
+                Ask(tile.number, i, mine, where, alone, time.monotonic(), tile.more)
+            )
 
     def _tell(self, i: int, tile: Tile, k: np.ndarray, v: np.ndarray | None) -> None:
         for part in tile.parts:

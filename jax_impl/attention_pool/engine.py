@@ -4,9 +4,9 @@
         result = engine.submit(Request("a", (1, 2, 3), max_new_tokens=8)).result()
 
 `reference.control.attention_serving` decides; one thread here tells it what happened and obeys.
-Replicas and memory devices have a dispatch thread each. For dense models, and for mixtures whose
-experts all fit on a replica; a mixture over its budget runs under `JaxEngine` with `Offloaded`.
-Either way tokens and logits are the bits of the monolithic engine (LAMINA-13).
+Replicas, memory devices and prefill workers have a dispatch thread each. For dense models, and for
+mixtures whose experts all fit on a replica; a mixture over its budget runs under `JaxEngine` with
+`Offloaded`. Either way tokens and logits are the bits of the monolithic engine (LAMINA-13).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from jax_impl.attention_pool.loop import PoolLoop
 from jax_impl.attention_pool.messages import Cancel, Lost
 from jax_impl.attention_pool.options import LaminaOptions, experts_on, sizes_of
 from jax_impl.attention_pool.pool import MemoryPool
+from jax_impl.attention_pool.prefill import PrefillModel, PrefillWorker
 from jax_impl.attention_pool.seats import Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Worker
@@ -57,10 +59,15 @@ class LaminaEngine:
         ckpt = Checkpoint.open(path)
         sizes, control = sizes_of(ckpt, told)
         serving = Serving(control)
-        compute, memory = pick(serving.rotation.replicas, told.memory_devices)
+        replicas = serving.rotation.replicas
+        compute, memory = pick(replicas + told.prefill, told.memory_devices)
+        compute, elsewhere = compute[:replicas], compute[replicas:]
         compile_cache.use(told.compile_cache)
         wire = Wire(protocol=Protocol() if told.check else None)
-        pool = memory_pool(ckpt, memory, wire, told.partition, told.overlap, told.timed, sizes)
+        pull_bytes = told.pull_bytes if told.prefill else 0
+        pool = memory_pool(
+            ckpt, memory, wire, told.partition, told.overlap, told.timed, sizes, pull_bytes
+        )
         pool.compile(told.progress)
         workers: list[Worker] = []
         loop: PoolLoop
@@ -71,14 +78,20 @@ class LaminaEngine:
             replica.compile(told.progress)
             alone, experts = len(compute) == 1, experts_on(ckpt, device)
             workers.append(Worker(n, replica, experts, alone, lambda done: loop.post(done)))
+        prefill = []
+        for n, device in enumerate(elsewhere):
+            model = PrefillModel(ckpt, device=device, **sizes)
+            model.compile(told.progress)
+            experts = experts_on(ckpt, device)
+            prefill.append(PrefillWorker(n, model, experts, lambda made: loop.post(made)))
         seats = Seats(
             ckpt.config, workers[0].replica.kinds, told.kv_block, sizes["rows"], told.tile,
             told.memory_devices, told.partition == "head",
         )  # fmt: skip
         eos = frozenset() if told.ignore_eos else frozenset(ckpt.config.eos)
-        loop = PoolLoop(serving, workers, pool, wire, seats, eos, told.timed)
+        loop = PoolLoop(serving, workers, pool, wire, seats, eos, told.timed, prefill)
         pool.begin(loop.post)
-        for worker in workers:
+        for worker in (*workers, *prefill):
             worker.begin()
         loop.begin()
         return cls(ckpt, told, workers, pool, wire, loop)
@@ -128,7 +141,8 @@ class LaminaEngine:
 
     def lose(self, kind: str, number: int) -> None:
         """Make a device lose all it holds, as if it had been replaced (LAMINA-25): a "replica" its
-        rows, a "memory" device its KV. Returns when the engine has heard of it."""
+        rows, a "memory" device its KV, a "prefill" worker its prompts. Returns when the engine has
+        heard of it."""
         done = threading.Event()
         self._loop.post(Lost(kind, number, done))
         done.wait(60.0)
@@ -143,6 +157,7 @@ class LaminaEngine:
             "wire": dict(self.wire.by_kind), "replicas": len(self.workers),
             "replica_s": computing, "attend_s": busy.attend_s, "hidden_s": busy.hidden_s,
             "kv_bytes": self.pool.kv_bytes, "early": busy.early, "asks": busy.asks,
+            "prompt_rows": self._loop.prompt_rows, "pulls": asdict(self.pool.told),
         }  # fmt: skip
 
     @property
@@ -157,14 +172,17 @@ class LaminaEngine:
 
     def missing(self) -> dict[str, int]:
         """What did not come back; all 0 when nothing runs."""
-        return self._loop.seats.missing() | {"handles": len(self._loop.handles)}
+        return self._loop.seats.missing() | {
+            "handles": len(self._loop.handles), "prompts": len(self._loop.handovers),
+            "backlog": sum(d.backlog for d in self.pool.devices),
+        }  # fmt: skip
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Cancel what is open and stop all threads. May be called again."""
         if self._loop.closing:
             return
         self._loop.end(timeout_s)
-        for worker in self.workers:
+        for worker in (*self.workers, *self._loop.handovers.workers):
             worker.end(timeout_s)
         self.pool.end(timeout_s)
         self._ckpt.close()

@@ -14,15 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from jax_impl.attention_pool.messages import Answer, Cancel, Lost, Stop, Submit
+from jax_impl.attention_pool.handover import HandOvers
+from jax_impl.attention_pool.messages import Answer, Cancel, Lost, Pulled, Stop, Submit, Void
 from jax_impl.attention_pool.pool import MemoryPool
+from jax_impl.attention_pool.prefill import Made, PrefillWorker, Prompted
 from jax_impl.attention_pool.seats import Aboard, Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Done, Job, Worker
 from jax_impl.steps import one_line
-from reference.control.attention_serving import Place, Serving, Turn
+from reference.control.attention_serving import Place, Prefill, Serving, Turn
 from reference.handle import RequestHandle
 from reference.vocab.actions import Finish, Reject
+from reference.vocab.sampling import Choice
 
 
 class PoolLoop:
@@ -30,10 +33,10 @@ class PoolLoop:
 
     def __init__(
         self, serving: Serving, workers: Sequence[Worker], pool: MemoryPool, wire: Wire,
-        seats: Seats, eos: frozenset[int], timed: bool,
+        seats: Seats, eos: frozenset[int], timed: bool, prefill: Sequence[PrefillWorker] = (),
     ) -> None:  # fmt: skip
         self.failure: BaseException | None = None
-        self.tokens = self.rows = 0
+        self.tokens = self.rows = self.prompt_rows = 0
         self.batch_of_tile: dict[int, int] = {}
         self.seats = seats
         self.closing = False
@@ -51,9 +54,13 @@ class PoolLoop:
         self._away: set[int] = set()
         self._lock, self._next = threading.Lock(), 0
         self._stop: Stop | None = None
+        self.handovers = HandOvers(
+            serving, prefill, pool, seats.kind_of, lambda r, e: serving.cancelled(r, "error", e)
+        )
         self._taking: dict[type, Callable[[Any], None]] = {
             Submit: self._arrive, Cancel: lambda c: serving.cancelled(c.request),
             Lost: self._lose, Stop: self._halt, Done: self._done, Answer: self._answer,
+            Made: self.handovers.made, Prompted: self._prompted, Pulled: self.handovers.pulled,
         }  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="covey-lamina", daemon=True)
 
@@ -123,6 +130,8 @@ class PoolLoop:
             match action:
                 case Place(request, devices):
                     self.seats.admit(self.handles[request], devices)
+                case Prefill(request, _):
+                    self.handovers.start(action, self.seats.running[request])
                 case Turn():
                     self._start(action)
                 case Finish(request, reason, error):
@@ -131,6 +140,7 @@ class PoolLoop:
                     self._ended(request, "rejected", reason)
 
     def _ended(self, request: int, reason: str, error: str) -> None:
+        self.handovers.ended(request)
         self.seats.end(request)
         with self._lock:
             handle = self.handles.pop(request)
@@ -181,21 +191,34 @@ class PoolLoop:
         self._close_token(batch)
         stopped = set()
         for request, choice in done.chosen.items():
-            seat = self.seats.running[request]
-            if choice is None or request in done.failed:
-                stopped.add(request)
-                continue
-            seat.tokens.append(choice.token)
-            seat.handle.put_token(choice, time.monotonic())
-            self.tokens += 1
-            try:
-                last = seat.handle.stops(choice.token) or choice.token in self._eos
-            except Exception as error:  # the caller's own stop_at
-                self._serving.cancelled(request, "error", one_line(error))
-                last = True
-            if last:
+            if choice is None or request in done.failed or self._token(request, choice):
                 stopped.add(request)
         self._serving.token_done(batch, stopped)
+
+    def _token(self, request: int, choice: Choice) -> bool:
+        """The text goes on with this token; whether that ends it."""
+        seat = self.seats.running[request]
+        seat.tokens.append(choice.token)
+        seat.handle.put_token(choice, time.monotonic())
+        self.tokens += 1
+        try:
+            return seat.handle.stops(choice.token) or choice.token in self._eos
+        except Exception as error:  # the caller's own stop_at
+            self._serving.cancelled(request, "error", one_line(error))
+            return True
+
+    def _prompted(self, m: Prompted) -> None:
+        """A prefill worker is through with a prompt: the token after it is there."""
+        if not self.handovers.current(m):
+            return
+        seat, stopped = self.seats.running.get(m.request), False
+        if seat is not None and m.error:
+            self._serving.cancelled(m.request, "error", m.error)
+        elif seat is not None and len(seat.tokens) == len(seat.handle.request.prompt):
+            self.prompt_rows += len(seat.tokens)
+            stopped = m.choice is None or self._token(m.request, m.choice)
+        self._serving.prefilled(m.worker, m.request, stopped)
+        self.handovers.through(m.request)
 
     def _answer(self, answer: Answer) -> None:
         batch = self._batch_of.get(answer.tile)
@@ -224,6 +247,9 @@ class PoolLoop:
     def _void_token(self, batch: int) -> None:
         """The batch's token is begun again: what still comes of it is not for anybody."""
         if batch in self._aboard:
+            for tile in self._aboard[batch].tiles:
+                for part in tile.parts:
+                    self._pool.devices[part.device].post(Void(tile.number))
             self._epoch[batch] += 1
             self._close_token(batch)
             self._answers.pop(batch, None)
@@ -238,6 +264,8 @@ class PoolLoop:
                 if batch in self._aboard and turn is not None and turn.replica == lost.number:
                     self._void_token(batch)
                     serving.redo(batch)
+        elif lost.kind == "prefill":
+            self.handovers.lose_worker(lost.number)
         else:
             self._pool.devices[lost.number].forget()
             before = list(serving.aboard)
@@ -245,4 +273,5 @@ class PoolLoop:
             for batch, spans in enumerate(before):
                 if spans and not serving.aboard[batch]:
                     self._void_token(batch)
+            self.handovers.lost_memory(lost.number)
         lost.done.set()

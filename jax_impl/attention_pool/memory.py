@@ -12,21 +12,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.attention_pool.kernels import store
-from jax_impl.attention_pool.messages import Answer, Ask, Tell
+from jax_impl.attention_pool.memory_programs import MemoryPrograms, PoolOptions
+from jax_impl.attention_pool.messages import Answer, Ask, Drop, Offer, Pulled, Tell, Void
+from jax_impl.attention_pool.puller import Pull, Puller, Pulls
 from jax_impl.attention_pool.wire import Wire
-from jax_impl.kernels.attention import Partial, own_v0, past_v0
-from jax_impl.kv import KV_DTYPES, KvDtype, KvKind, block_shapes
-from jax_impl.programs import Progress, compiled
+from jax_impl.kv import KV_DTYPES, block_shapes
+from jax_impl.programs import Progress
 from reference.control.attention_partition import head_share
 from reference.vocab.config import AttentionSpec, ModelConfig
+
+Message = Ask | Tell | Offer | Drop | Void
 
 
 @dataclass
@@ -52,25 +54,6 @@ class _Open:
     done: float = 0.0
 
 
-@dataclass(frozen=True)
-class PoolOptions:
-    """kinds, kv_block, tile, compute, kv_dtype as in the model; kinds hold a device's own blocks.
-
-    shares   devices that a layer's heads are shared out over: all, or 1 (whole requests)
-    overlap  attend over the past before the own keys have come
-    timed    wait for each piece of attention, to measure when it ended
-    """
-
-    kinds: tuple[KvKind, ...]
-    kv_block: int
-    tile: int
-    compute: str = "f32"
-    kv_dtype: KvDtype = "f32"
-    shares: int = 1
-    overlap: bool = True
-    timed: bool = False
-
-
 class MemoryDevice:
     """One device of the pool, and its thread. `answer` is called on that thread."""
 
@@ -87,9 +70,13 @@ class MemoryDevice:
         self.busy = Busy()
         self.history: list[tuple[int, int, float, float]] = []
         """With `timed`: (tile, layer, began, ended) of every piece of attention."""
+        self.pulls: list[tuple[int, int, float, float]] = []
+        """With `timed`: (request, layer, began, ended) of every pull."""
+        self.asked: list[float] = []
+        self.answered: list[float] = []
+        """With `timed`: when queries lay in the inbox; when attended values were made."""
         self._specs = [s.attention for s in config.layers]
         self._kind = {i: k for kind in options.kinds for i in kind.layers for k in [kind]}
-        self._programs: dict[tuple[Any, ...], Any] = {}
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open: dict[tuple[int, int], _Open] = {}
         share = number % options.shares
@@ -106,10 +93,14 @@ class MemoryDevice:
                     self._sinks.append(jax.device_put(sink.astype(np.float32)))
                 else:
                     self._sinks.append(None)
+        self._programs = MemoryPrograms(
+            self._specs, options, self.keys, self.values, self._sinks, device
+        )
+        self._puller = Puller(len(self._specs), max(1, options.pull_bytes), 0.0)
         self._thread = threading.Thread(
             target=self._work, name=f"covey-memory-{number}", daemon=True
         )
-        self._answer: Callable[[Answer], None] = lambda answer: None
+        self._answer: Callable[[Answer | Pulled], None] = lambda answer: None
 
     def heads(self, layer: int) -> int:
         """KV heads of a layer that lie here."""
@@ -125,72 +116,51 @@ class MemoryDevice:
                 pools.append(jnp.zeros(full, KV_DTYPES[o.kv_dtype]))
 
     @property
+    def backlog(self) -> int:
+        """Bytes that were offered to it and that it has not pulled."""
+        return self._puller.backlog
+
+    @property
+    def told(self) -> Pulls:
+        """What was pulled from prefill workers."""
+        return self._puller.told
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of KV held here, padding blocks included."""
         return sum(a.nbytes for a in (*self.keys, *self.values) if a is not None)
 
-    # -- programs
-
     def compile(self, progress: Progress = lambda text: None) -> None:
-        """Compile every program of every layer, for this device."""
-        with jax.default_device(self.device):
-            for i in range(len(self._specs)):
-                for name in ("past", "store", "own"):
-                    self._program(name, i, progress)
+        """Compile every program of every layer, for this device; try what a pull takes."""
+        self._programs.compile(progress)
+        if self.options.pull_bytes:
+            with jax.default_device(self.device):
+                self._puller = Puller(len(self._specs), self.options.pull_bytes, self._pull_speed())
 
-    def _program(self, name: str, i: int, progress: Progress | None = None) -> Any:
-        """past(q, keys, values, tables, positions); store(keys, values, k, v, tables, positions,
-        live), donating the pools; own(part, q, k, v, sink). Equal layers share them."""
-        a, o = self._specs[i], self.options
-        width = self._kind[i].ring
-        key = (name, replace(a, rope=None), self.keys[i].shape, width)
-        if key in self._programs:
-            return self._programs[key]
-        t, heads = o.tile, self.heads(i)
-        dim, value = a.cache_key_dim, a.cache_value_dim or a.kv_rank
-        of = jax.ShapeDtypeStruct
-        m = a.heads // a.cache_heads
-        q = of((t, heads, m, dim), np.float32)
-        k = of((t, heads, dim), KV_DTYPES[o.kv_dtype])
-        v = of((t, heads, value), KV_DTYPES[o.kv_dtype]) if a.cache_value_dim else None
-        sums, sum_of_values = of((t, heads, m), np.float32), of((t, heads, m, value), np.float32)
-        part: Any = Partial(sums, sums, sum_of_values)  # type: ignore[arg-type]
-        tables, positions = of((t, width), np.int32), of((t,), np.int32)
-        keys, values = (None if p is None else of(p.shape, p.dtype)
-                        for p in (self.keys[i], self.values[i]))  # fmt: skip
-
-        def run_past(q: Any, keys: Any, values: Any, tables: Any, positions: Any) -> Any:
-            return past_v0(
-                o.compute, q, keys, values, tables, positions,
-                width=value, scale=a.scale, window=a.window,
-            )  # fmt: skip
-
-        def run_own(part: Any, q: Any, k: Any, v: Any, sink: Any) -> jax.Array:
-            k = k.astype(jnp.float32)
-            v = k[..., :value] if v is None else v.astype(jnp.float32)
-            return own_v0(o.compute, part, q, k, v, sink, scale=a.scale)
-
-        if name == "past":
-            run, donate, shapes = run_past, (), (q, keys, values, tables, positions)
-        elif name == "own":
-            run, donate, shapes = run_own, (), (part, q, k, v, self._sinks[i])
-        else:
-            run, donate = store, (0, 1)
-            shapes = (keys, values, k, v, tables, positions, of((t,), np.bool_))
-        title = f"{name} of layer {i} on {self.device}"
-        self._programs[key] = compiled(run, donate, shapes, title, progress)
-        return self._programs[key]
+    def _pull_speed(self) -> float:
+        """Seconds a byte of a pull, from rows that go to the padding block."""
+        t = self.options.kv_block
+        k = np.zeros((t, self.heads(0), self.keys[0].shape[3]), self.keys[0].dtype)
+        values = self.values[0]
+        v = None if values is None else np.zeros((t, self.heads(0), values.shape[3]), values.dtype)
+        none = np.zeros(0, np.int32)
+        self._put(0, k, v, none, np.zeros(t, np.int32), live=0)  # the first one is slower
+        began = time.monotonic()
+        self._put(0, k, v, none, np.zeros(t, np.int32), live=0)
+        return (time.monotonic() - began) / (k.nbytes + (0 if v is None else v.nbytes))
 
     # -- the thread
 
-    def begin(self, answer: Callable[[Answer], None]) -> None:
+    def begin(self, answer: Callable[[Answer | Pulled], None]) -> None:
         """Start the thread."""
         self._answer = answer
         self._thread.start()
 
-    def post(self, message: Ask | Tell) -> None:
+    def post(self, message: Message) -> None:
         """Give it a message; they are worked on in this order."""
         self._inbox.put(message)
+        if self.options.timed and isinstance(message, Ask):
+            self.asked.append(time.monotonic())
 
     def forget(self) -> None:
         """Lose all KV, after what is queued, as a device does that is replaced: NaN everywhere."""
@@ -211,35 +181,113 @@ class MemoryDevice:
 
     def _work(self) -> None:
         with jax.default_device(self.device):
-            while (message := self._inbox.get()) is not None:
+            while (message := self._next()) is not None:
                 if callable(message):
                     message()
                     continue
                 try:
                     self._take(message)
                 except Exception as error:
-                    self._open.pop((message.tile, message.layer), None)
-                    answer = Answer(message.tile, message.layer, self.number, None, error)
-                    self._answer(answer)
+                    self._answer(self._failed(message, error))
 
-    def _take(self, message: Ask | Tell) -> None:
-        key = message.tile, message.layer
-        if isinstance(message, Ask):
-            i, o = message.layer, self.options
-            at = self._padded_at(i, message.at)
-            opened = _Open(message, _padded(message.q, o.tile), at)
-            self._open[key] = opened
-            self.busy.asks += 1
-            if o.overlap and message.alone:
-                self.busy.early += 1
-                self._attend_past(opened)
-        else:
-            self._finish(self._open.pop(key), message)
+    def _next(self) -> Any:
+        """The next message. Where there is none, and nothing is under way, prompts' keys and values
+        are pulled meanwhile (LAMINA-12)."""
+        puller = self._puller
+        while puller.backlog and not self._open:
+            began = time.monotonic()
+            try:
+                return self._inbox.get_nowait()
+            except queue.Empty:
+                pull = puller.next(began)
+            if pull is not None:
+                self._pull(pull, began)
+                continue
+            try:
+                return self._inbox.get(timeout=puller.gaps.wait_s(began))
+            except queue.Empty:
+                pass
+        return self._inbox.get()
+
+    def _failed(self, message: Message, error: Exception) -> Answer | Pulled:
+        if isinstance(message, Ask | Tell):
+            self._open.pop((message.tile, message.layer), None)
+            return Answer(message.tile, message.layer, self.number, None, error)
+        if isinstance(message, Offer):
+            self._puller.drop(message.request)
+        return Pulled(getattr(message, "request", -1), self.number, error)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Ask():
+                self._puller.message(message.sent)
+                at = self._padded_at(message.layer, message.at)
+                opened = _Open(message, _padded(message.q, self.options.tile), at)
+                self._open[message.tile, message.layer] = opened
+                self.busy.asks += 1
+                if self.options.overlap and message.alone:
+                    self.busy.early += 1
+                    self._attend_past(opened)
+            case Tell():
+                opened = self._open.pop((message.tile, message.layer))
+                self._finish(opened, message)
+                if not self._open:
+                    self._puller.gaps.empty(time.monotonic(), opened.ask.more)
+            case Offer(request, layer, kv, blocks):
+                share = head_share(
+                    self.number % self.options.shares, self.options.shares, kv.keys.shape[1]
+                )
+                self._puller.offered(request, layer, kv, slice(share.start, share.stop), blocks)
+            case Drop(request):
+                self._puller.drop(request)
+            case Void(tile):
+                self._open = {key: v for key, v in self._open.items() if key[0] != tile}
+
+    def _pull(self, pull: Pull, began: float) -> None:
+        """Take a piece of a prompt's keys and values over."""
+        piece, size = pull.piece, self.options.kv_block
+        error: Exception | None = None
+        try:
+            self.wire.send("pull", piece.request, piece.layer, self.number, pull.k, pull.v)
+            positions = np.arange(piece.first, piece.first + piece.tokens, dtype=np.int32)
+            blocks = np.array(pull.blocks, np.int32)
+            for n in range(0, piece.tokens, size):
+                part = slice(n, n + size)
+                v = None if pull.v is None else pull.v[part]
+                live = min(size, piece.tokens - n)
+                self._put(piece.layer, pull.k[part], v, blocks, positions[part], live)
+        except Exception as failed:
+            error = failed
+        ended = time.monotonic()
+        done = self._puller.pulled(pull, began, ended)
+        if self.options.timed:
+            self.pulls.append((piece.request, piece.layer, began, ended))
+        if error is not None:
+            self._puller.drop(piece.request)
+        if done is not None or error is not None:
+            self._answer(Pulled(piece.request, self.number, error))
+
+    def _put(
+        self, i: int, k: np.ndarray, v: np.ndarray | None, blocks: np.ndarray,
+        positions: np.ndarray, live: int,
+    ) -> None:  # fmt: skip
+        """Write `live` rows into the blocks of one request, and wait until they are there."""
+        t, kind = self.options.kv_block, self._kind[i]
+        table = np.full((t, kind.ring), kind.blocks, np.int32)
+        table[:live, : len(blocks)] = blocks
+        where = np.zeros(t, np.int32)
+        where[: len(positions)] = positions
+        run = self._programs.get("pull", i)
+        self.keys[i], self.values[i] = run(
+            self.keys[i], self.values[i], _padded(k, t), None if v is None else _padded(v, t),
+            table, where, np.arange(t) < live,
+        )  # fmt: skip
+        jax.block_until_ready(self.keys[i])
 
     def _attend_past(self, opened: _Open) -> None:
         i = opened.ask.layer
         opened.began = time.monotonic()
-        run = self._program("past", i)
+        run = self._programs.get("past", i)
         opened.part = run(opened.q, self.keys[i], self.values[i], opened.at[:, 1:], opened.at[:, 0])
         if self.options.timed:
             jax.block_until_ready(opened.part)
@@ -253,14 +301,14 @@ class MemoryDevice:
         v = None if tell.v is None else _padded(tell.v, self.options.tile)
         tables, positions = opened.at[:, 1:], opened.at[:, 0]
         live = np.arange(self.options.tile) < n
-        run = self._program("store", i)
+        run = self._programs.get("store", i)
         self.keys[i], self.values[i] = run(
             self.keys[i], self.values[i], k, v, tables, positions, live
         )
         early = opened.part is not None
         if not early:
             self._attend_past(opened)
-        run = self._program("own", i)
+        run = self._programs.get("own", i)
         y = np.asarray(run(opened.part, opened.q, k, v, self._sinks[i]))[:n]
         if early and self.options.timed:
             self.busy.hidden_s += max(0.0, min(opened.done, tell.sent) - opened.began)
@@ -269,6 +317,7 @@ class MemoryDevice:
             self.busy.attend_s += time.monotonic() - taken
         if self.options.timed:
             self.history.append((tell.tile, i, taken, time.monotonic()))
+            self.answered.append(time.monotonic())
         self.wire.send("a", tell.tile, i, self.number, y)
         self._answer(Answer(tell.tile, i, self.number, y))
 

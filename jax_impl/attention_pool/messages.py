@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jax_impl.attention_pool.puller import PromptKV
 from reference.handle import RequestHandle
 
 
@@ -16,6 +17,8 @@ class Ask:
 
     q    [rows, G', M, D];  at  int32 [rows, 1 + W]: position, then KV block numbers
     alone  no row needs a position that another row of this tile brings
+    sent   when it was sent, on the monotonic clock
+    more   another tile of the same turn follows
     """
 
     tile: int
@@ -23,6 +26,8 @@ class Ask:
     q: np.ndarray
     at: np.ndarray
     alone: bool
+    sent: float = 0.0
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,40 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Void:
+    """What this tile is about is begun again: nothing more of it comes."""
+
+    tile: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A prefill worker has a layer's keys and values of a prompt; the device pulls its heads of it
+    into `blocks`, which the request holds there."""
+
+    request: int
+    layer: int
+    kv: PromptKV
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Nothing more of the request's prompt is to be pulled."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A memory device has all of a prompt's keys and values that it keeps, or has failed."""
+
+    request: int
+    device: int
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
 class Submit:
     """Requests that arrive together."""
 
@@ -66,7 +105,8 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Lost:
-    """A replica ("replica") or a memory device ("memory") is gone and replaced by an empty one."""
+    """A replica ("replica"), a memory device ("memory") or a prefill worker ("prefill") is gone
+    and replaced by an empty one."""
 
     kind: str
     number: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax_impl.attention_pool.wire import Wire
 from jax_impl.kv import Table
 from jax_impl.layers import Piece
 from jax_impl.programs import Progress
-from jax_impl.stages import Pending
+from jax_impl.stages import Pending, PlaceShape
 from reference.control.attention_wire import plain_of
 from reference.vocab.config import RopeSpec
 
@@ -32,8 +33,14 @@ class PooledModel(Replica):
     def __init__(self, ckpt: Any, *, device: Any, pool: MemoryPool, wire: Wire, **sizes: Any):
         super().__init__(ckpt, device=device, pool=pool, wire=wire, **sizes)
         self.kv_bytes = pool.kv_bytes
-        self._numbers: list[int] = []
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._each = [kind.blocks for kind in pool.kinds]
+        """For each kind of KV, the blocks of one memory device."""
+        if pool.shares < len(pool.devices):  # whole requests: block n lies on device n // each
+            b = len(pool.devices)
+            self.kinds = tuple(replace(k, blocks=b * k.blocks, parts=b) for k in pool.kinds)
+            self._shapes = [PlaceShape(3 + k.ring, self.rows, k.blocks) for k in self.kinds]
+        self._tiles: list[tuple[int, tuple[Part, ...]]] = []
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         pool.begin(self._answers.put)
 
     def compile(self, progress: Progress = lambda text: None) -> None:
@@ -50,13 +57,23 @@ class PooledModel(Replica):
         want_logits: Sequence[bool],
     ) -> Pending:
         pieces = self._plan[start].pieces
-        devices = range(len(self.pool.devices))
         if pieces:
             first, end = pieces[0][1], pieces[-1][1] + 1
-            count = -(-len(rows) // self.tile)
-            self._numbers = [self.wire.open(devices, first, end) for _ in range(count)]
+            self._tiles = []
+            for n in range(0, len(rows), self.tile):
+                parts = self._who(tables[n : n + self.tile])
+                number = self.wire.open([p.device for p in parts], first, end)
+                self._tiles.append((number, parts))
         with jax.default_device(self.device):
             return super()._stage(start, rows, tokens, positions, tables, want_logits)
+
+    def _who(self, tables: Sequence[Table]) -> tuple[Part, ...]:
+        """Which memory devices attend to which rows of a tile."""
+        devices = range(len(self.pool.devices))
+        if self.pool.shares == len(devices):
+            return tuple(Part(d, np.arange(len(tables)), d) for d in devices)
+        owner = np.array([t.blocks[0][0] // self._each[0] for t in tables])
+        return tuple(Part(int(d), np.flatnonzero(owner == d), 0) for d in np.unique(owner))
 
     def _layer(
         self,
@@ -68,13 +85,13 @@ class PooledModel(Replica):
     ) -> list[jax.Array]:
         """All tiles are opened, so that the pool works on one while the next is made."""
         tiles = []
-        for number, (first, size) in zip(self._numbers, split, strict=True):
+        each, kind = self._each[self._kind_of[i]], self.kinds[self._kind_of[i]]
+        if kind.parts > 1:  # as the owner counts its blocks, padding behind the last one
+            at = at.copy()
+            at[:, 3:] = np.where(at[:, 3:] == kind.blocks, each, at[:, 3:] % each)
+        for (number, parts), (first, size) in zip(self._tiles, split, strict=True):
             part = slice(first, first + size)
             live = int((at[part, 0] < self.rows).sum())
-            parts = tuple(
-                Part(d, np.arange(live), d % self.pool.shares)
-                for d in range(len(self.pool.devices))
-            )
             mine = {rope: angles[part] for rope, angles in turns.items()}
             kinds = [at[part]] * len(self.kinds)
             tiles.append(Tile(number, kinds, live, parts, mine))

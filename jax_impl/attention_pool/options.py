@@ -30,6 +30,8 @@ class LaminaOptions:
     kv_tokens       tokens that each memory device holds (head: of its share of the heads)
     max_len         longest prompt + answer in tokens; 0: as much as a device holds
     kv_block, kv_dtype, tile, compute   as in JaxEngine
+    prefill         workers that run prompts, on devices of their own; 0: the batches do (LAMINA-12)
+    pull_bytes      most bytes of a prompt's KV that a memory device pulls at a time
     overlap         attend over the past while keys and values are made (LAMINA-2)
     timed           wait for every piece of attention, to measure when it ended
     check           judge every message by the protocol as it is sent (LAMINA-1)
@@ -48,6 +50,8 @@ class LaminaOptions:
     kv_dtype: KvDtype = "f32"
     tile: int = 8
     compute: Compute = "f32"
+    prefill: int = 0
+    pull_bytes: int = 1 << 18
     overlap: bool = True
     timed: bool = False
     check: bool = False
@@ -65,6 +69,9 @@ class LaminaOptions:
         for name in ("batches", "max_batch", "chunk", "memory_devices", "kv_block", "tile"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
+        for name, least in (("prefill", 0), ("pull_bytes", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name}: {getattr(self, name)}; at least {least} expected")
         if self.kv_tokens < self.kv_block:
             raise BadInput(f"kv_tokens: {self.kv_tokens}; at least one block of {self.kv_block}")
 
@@ -92,7 +99,7 @@ def sizes_of(ckpt: Checkpoint, o: LaminaOptions) -> tuple[dict[str, Any], Servin
         kv_heads=tuple(s.attention.cache_heads for s in config.layers),
         batches=o.batches, order=o.order, max_batch=o.max_batch, chunk=o.chunk,
         devices=o.memory_devices, partition=o.partition,
-        blocks=blocks, kv_block=o.kv_block,
+        blocks=blocks, kv_block=o.kv_block, prefill=o.prefill,
     )  # fmt: skip
     return sizes, control
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from jax_impl.attention_pool.memory import Busy, MemoryDevice, PoolOptions
-from jax_impl.attention_pool.messages import Answer
+from jax_impl.attention_pool.memory import Busy, MemoryDevice
+from jax_impl.attention_pool.memory_programs import PoolOptions
+from jax_impl.attention_pool.messages import Answer, Pulled
+from jax_impl.attention_pool.puller import Pulls
 from jax_impl.attention_pool.wire import Wire
+from jax_impl.kv import KvKind
 from jax_impl.programs import Progress
 from reference.control.attention_partition import check_head_shares
 from reference.vocab.config import ModelConfig
@@ -45,6 +48,11 @@ class MemoryPool:
         )
 
     @property
+    def kinds(self) -> tuple[KvKind, ...]:
+        """The kinds of KV, with the blocks of one device."""
+        return self.devices[0].options.kinds
+
+    @property
     def kv_bytes(self) -> int:
         return sum(d.kv_bytes for d in self.devices)
 
@@ -52,13 +60,19 @@ class MemoryPool:
         for device in self.devices:
             device.compile(progress)
 
-    def begin(self, answer: Callable[[Answer], None]) -> None:
+    def begin(self, answer: Callable[[Answer | Pulled], None]) -> None:
         for device in self.devices:
             device.begin(answer)
 
     def end(self, timeout_s: float = 5.0) -> bool:
         ended = [device.end(timeout_s) for device in self.devices]
         return all(ended)
+
+    @property
+    def told(self) -> Pulls:
+        """Pulls of all devices together."""
+        each = [astuple(d.told) for d in self.devices]
+        return Pulls(*(sum(column) for column in zip(*each, strict=True)))
 
     @property
     def busy(self) -> Busy:

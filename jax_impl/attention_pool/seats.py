@@ -57,6 +57,10 @@ class Seats:
         self._free = [[list(range(kind.blocks)) for kind in kinds] for _ in range(domains)]
         self._rows = list(range(rows))
         self._devices = devices
+        self.kind_of = [
+            next(k for k, kind in enumerate(kinds) if i in kind.layers)
+            for i in range(len(config.layers))
+        ]
         self.running: dict[int, Seat] = {}
 
     def admit(self, handle: RequestHandle, devices: tuple[int, ...]) -> None:
@@ -108,7 +112,8 @@ class Seats:
             number = wire.open([p.device for p in parts], 0, len(self._config.layers))
             part = slice(first, first + size)
             mine = {r: angles[part] for r, angles in turns.items()}
-            aboard.tiles.append(Tile(number, [a[part] for a in at], live, parts, mine))
+            more = first + size < n
+            aboard.tiles.append(Tile(number, [a[part] for a in at], live, parts, mine, more))
         return aboard
 
     def _parts(self, seats: Sequence[Seat]) -> tuple[Part, ...]:

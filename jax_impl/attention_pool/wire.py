@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reference.control.attention_wire import Kind, Opened, Protocol, Sent, WireEvent
+from reference.control.attention_wire import TURN, Kind, Opened, Protocol, Sent, WireEvent
 
 
 class Wire:
-    """Bytes by kind and by device. With `keep` every message is kept, in the order of sending,
-    until `taken`; `protocol` judges each as it is sent (LAMINA-1).
+    """Bytes by kind, and of attention by memory device. With `keep` every message is kept, in the
+    order of sending, until `taken`; `protocol` judges each as it is sent (LAMINA-1).
 
     Called from the dispatch threads of both pools.
     """
@@ -47,7 +47,7 @@ class Wire:
         with self._lock:
             self.by_kind[kind] += size
             self.rows[kind] += rows
-            if kind != "context":
+            if kind in TURN:
                 self.by_device[device] += size
             self._note(Sent(kind, tile, layer, device, rows, size))
 
@@ -66,4 +66,4 @@ class Wire:
     @property
     def attention(self) -> int:
         """Bytes to the memory pool and back."""
-        return sum(self.by_kind[k] for k in ("q", "kv", "a"))
+        return sum(self.by_kind[k] for k in TURN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,15 +137,7 @@ class Worker:
         k = all_.shape[1] // 2
         bad = {owners[n][0]: f"NaN in the router's scores at layer {i}"
                for n in np.flatnonzero(all_[:, 2 * k])}  # fmt: skip
-        topk = all_[:, :k]
-        tasks = []
-        for e in np.unique(topk):
-            where, ranks = np.nonzero(topk == e)
-            handle = self.experts.get((i, int(e)))
-            if handle is not None:  # what a NaN chose need be no expert
-                mine = [rows[n] for n in where]
-                tasks.append(ExpertTask(handle, mine, [int(r) for r in ranks]))
-        model.experts(i, tasks)
+        model.experts(i, expert_tasks(self.experts, i, all_[:, :k], rows))
         return bad
 
     def _sample(self, job: Job, chosen: dict[int, Choice | None], failed: dict[int, str]) -> None:
@@ -165,23 +157,38 @@ class Worker:
             request, position = owners[n]
             seat = job.seats[request]
             try:
-                self._tell(seat, request, position, row, chosen)
+                tell(seat, request, position, row, chosen, seat.tokens)
             except Exception as error:
                 text = str(error) if isinstance(error, CoveyError) else one_line(error)
                 failed.setdefault(request, text)
 
-    def _tell(
-        self, seat: Seat, request: int, position: int, row: np.ndarray,
-        chosen: dict[int, Choice | None],
-    ) -> None:  # fmt: skip
-        handle = seat.handle
-        if handle.want_logits and position >= seat.told:
-            handle.put_logits(position, row)
-            seat.told = position + 1
-        if position != len(seat.tokens) - 1:
-            return
-        if handle.request.max_new_tokens == 0:
-            chosen[request] = None
-        else:
-            prompt = len(handle.request.prompt)
-            chosen[request] = choose(row, handle.sampling, seat.tokens, prompt)
+
+def expert_tasks(
+    experts: Mapping[tuple[int, int], tuple[Any, ...]], layer: int, topk: np.ndarray,
+    rows: Sequence[int],
+) -> list[ExpertTask]:  # fmt: skip
+    """What the experts of a layer have to do for bank rows that chose topk [rows, K]."""
+    tasks = []
+    for e in np.unique(topk):
+        where, ranks = np.nonzero(topk == e)
+        handle = experts.get((layer, int(e)))
+        if handle is not None:  # what a NaN chose need be no expert
+            tasks.append(ExpertTask(handle, [rows[int(n)] for n in where], [int(r) for r in ranks]))
+    return tasks
+
+
+def tell(
+    seat: Seat, request: int, position: int, row: np.ndarray, chosen: dict[int, Choice | None],
+    text: Sequence[int],
+) -> None:  # fmt: skip
+    """Hand out a position's logits; at the end of the `text` choose the token that follows."""
+    handle = seat.handle
+    if handle.want_logits and position >= seat.told:
+        handle.put_logits(position, row)
+        seat.told = position + 1
+    if position != len(text) - 1:
+        return
+    if handle.request.max_new_tokens == 0:
+        chosen[request] = None
+    else:
+        chosen[request] = choose(row, handle.sampling, text, len(handle.request.prompt))
