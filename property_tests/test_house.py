@@ -150,7 +150,7 @@ def test_rules_that_fit_together() -> None:
     assert rules.problems == []
     assert list(rules.texts) == ["AAA-1", "AAA-2"]
     table = status.render(rules)
-    assert "| AAA-2 | [a.md](a.md) | a | - | - | a |" in table
+    assert "| AAA-2 | [a.md](a.md) | a | - | - | - | a |" in table
     assert "2 rules, 2 cited by code, 2 declared by a test." in table
 
 

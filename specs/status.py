@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("reference", "jax_impl", "oracle")
+PACKAGES = ("reference", "jax_impl", "oracle", "perf")
 
 DEFINITION = re.compile(r"^(?:[-*] )?\*\*([A-Z]{2,}-\d+)\*\*\s*(.*)$")
 CITATION = re.compile(r"(?<![A-Za-z0-9_-])([A-Z]{2,}-\d+)(?![A-Za-z0-9_])")
@@ -151,8 +151,8 @@ def render(rules: Rules) -> str:
         f"{len(rules.texts)} rules, {sum(1 for i in rules.texts if i in rules.cited)} cited by "
         f"code, {sum(1 for i in rules.texts if i in rules.tested)} declared by a test.",
         "",
-        "| rule | in | reference | jax_impl | oracle | property_tests |",
-        "|---|---|---|---|---|---|",
+        "| rule | in | reference | jax_impl | oracle | perf | property_tests |",
+        "|---|---|---|---|---|---|---|",
     ]
     for ident in sorted(rules.texts, key=order):
         tests = ", ".join(
