@@ -52,9 +52,9 @@ def test_the_whole_demonstration(model: Path, small: None, tmp_path: Path,
     expert = 3 * 16 * 32 * 4
     assert told["bytes_per_s"] == pytest.approx(expert / (0.5 * told["step_s"]))
     assert f"paced to {told['bytes_per_s'] / 1e6:.0f} MB/s" in "\n".join(lines)
-    # 2 alone, then 3 warm, 3 x 2 rounds, grid: 3 budgets x (1 + 4) and two warm-ups of 4: each
+    # 2 alone, then of each of 4: 3 warm, 3 x 2 rounds, grid: 3 budgets x (1 + 4) and two warm-ups of 4: each
     # result but the first of its request is a comparison.
-    results = 2 + 3 * 3 + 3 * 3 * 2 + 3 * (3 * (1 + 4) + 2 * 4)
+    results = 2 + 4 * 3 + 4 * 3 * 2 + 4 * (3 * (1 + 4) + 2 * 4)
     assert told["comparisons"] == results - 4
     assert list(told["schedulers"]) == [c.name for c in contest.CONTENDERS]
     for f in told["schedulers"].values():
@@ -65,16 +65,16 @@ def test_the_whole_demonstration(model: Path, small: None, tmp_path: Path,
         (m, n) for m in demo.BUDGETS for n in (1, 4)]
     for row in told["grid"]:
         speeds = [f["tokens_per_s"] for f in row["figures"]]
-        assert row["gains"] == pytest.approx([speeds[2] / s for s in speeds[:2]])
+        assert row["gains"] == pytest.approx([speeds[3] / s for s in speeds[:3]])
     wins = sum(g >= 1.05 for r in told["grid"] for g in r["gains"])
     losses = sum(g <= 0.95 for r in told["grid"] for g in r["gains"])
-    assert f"of 12 comparisons interleaved wins {wins} and loses {losses}" in "\n".join(lines)
+    assert f"of 18 comparisons balanced wins {wins} and loses {losses}" in "\n".join(lines)
     assert sum(line.count("loses") for line in lines if "%  " in line) == losses
-    for grouping in ("lockstep-blocking", "lockstep", "interleaved"):
+    evictions = {"lockstep-blocking": "global", "balanced": "frequency"}
+    for grouping in ("lockstep-blocking", "lockstep", "interleaved", "balanced"):
         log = read_log(logs / f"{grouping}.jsonl")
         assert log.complete and log.head["options"]["grouping"] == grouping
-        assert log.head["options"]["eviction"] == (
-            "global" if grouping == "lockstep-blocking" else "per-layer")
+        assert log.head["options"]["eviction"] == evictions.get(grouping, "per-layer")
 
 
 @pytest.mark.rule("DEMO-3")

@@ -43,6 +43,8 @@ CONTENDERS = (
               {"scheduler": "lockstep", "cache": "per-layer"}),
     Contender("interleaved", "per-layer LRU",
               {"scheduler": "interleaved", "cache": "per-layer"}),
+    Contender("balanced", "by frequency",
+              {"scheduler": "balanced", "cache": "frequency"}),
 )  # fmt: skip
 
 
