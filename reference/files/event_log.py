@@ -100,7 +100,8 @@ class LogWriter:
 
     def event(self, event: Event, **extra: Any) -> None:
         """One event, just before or after control handles it; `extra` fields are added."""
-        self._write(record_of(event), extra)
+        if self._wanted():
+            self._write(record_of(event), extra)
 
     def ask(self, idle_channels: int, idle_compute: int) -> None:
         """One call of next_actions; the actions it gave follow (LOG-4)."""
@@ -108,7 +109,8 @@ class LogWriter:
 
     def action(self, action: Action, **extra: Any) -> None:
         """One action that control gave; `extra` fields are added."""
-        self._write(record_of(action), extra)
+        if self._wanted():
+            self._write(record_of(action), extra)
 
     def end(self, totals: Mapping[str, Any]) -> None:
         """The last record; only a log that has it is complete."""
@@ -116,12 +118,17 @@ class LogWriter:
         self.ended = True
         self.flush()
 
-    def _write(self, record: dict[str, Any], extra: dict[str, Any]) -> None:
+    def _wanted(self) -> bool:
+        """Whether anybody will see a record: else none is made."""
         if self.ended:
             raise ValueError("a record after the end of the log")
+        return self._keep or self._fd >= 0
+
+    def _write(self, record: dict[str, Any], extra: dict[str, Any]) -> None:
+        wanted = self._wanted()
         if shared := record.keys() & extra.keys():
             raise ValueError(f"extra fields hide the record's own: {sorted(shared)}")
-        if not self._keep and self._fd < 0:
+        if not wanted:
             return
         full = {"t": self.now, **record, **plain(extra)}
         if "end" in full:
