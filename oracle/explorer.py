@@ -18,7 +18,7 @@ from typing import Any
 
 from oracle import graph
 from oracle.any_policy import AnyPolicy
-from oracle.checkers import check_log
+from oracle.checkers import LOG_ONLY, check_log
 from oracle.judge import Fault
 from oracle.scopes import Scope
 from oracle.seen import Level, Seen
@@ -226,9 +226,9 @@ class Explorer:
         broken = list(dict.fromkeys(v.property for v in violations))
         if not strict and "L3" in broken:
             broken.remove("L3")
-        # The log's own verdict has the first word: the world tells apart less (S8 from S9). L6 is
-        # not judged here, and what it sees on the way is not the fault that was found.
-        shown = [p for p in broken if p != "L6"]
+        # The log's own verdict has the first word: the world tells apart less (S8 from S9). What is
+        # judged on logs alone may be broken on the way, and is not the fault that was found.
+        shown = [p for p in broken if p not in LOG_ONLY]
         name = fault[0] if fault[0] in broken or not shown else shown[0]
         also = [p for p in broken or [fault[0]] if p != name]
         self.report.violations.append(Found(name, fault[1], also, path, log))

@@ -146,12 +146,17 @@ TEST = ("property_tests/test_a.py",
 
 
 def test_rules_that_fit_together() -> None:
-    rules = status.collect([SPEC], [CODE], [TEST])
+    faults = [status.Fault("off-by-one", ("AAA-2", "AAA-1")), status.Fault("x", ("AAA-1",), ("s",))]
+    judge = ("oracle/judge.py", 'def f():\n    return "S2", "AAA-2 is cited in text"\n')
+    rules = status.collect([SPEC], [CODE, judge], [TEST], faults)
     assert rules.problems == []
     assert list(rules.texts) == ["AAA-1", "AAA-2"]
     table = status.render(rules)
-    assert "| AAA-2 | [a.md](a.md) | a | - | - | - | a |" in table
-    assert "2 rules, 2 cited by code, 2 declared by a test." in table
+    assert "| AAA-1 | [a.md](a.md) | a | - | - | - | a | s | off-by-one, x |" in table
+    assert "| AAA-2 | [a.md](a.md) | a | - | judge | - | a | judge | off-by-one |" in table
+    assert status.judged(judge[1]) == {"SAFE-2", "AAA-2"}
+    counts = "2 rules, 2 cited by code, 2 declared by a test, 2 explored, 2 with a mutant."
+    assert counts in table
 
 
 @pytest.mark.parametrize(

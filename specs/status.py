@@ -1,8 +1,10 @@
 """Which rule is written where: the table of specs/STATUS.md, printed to standard output.
 
 A rule is defined by a line `**ROUTE-3** text` in specs/*.md. Code cites it by its id in a comment
-or a string; a test declares it with `@pytest.mark.rule("ROUTE-3")`. `problems` says what does not
-fit together; property_tests/test_house.py fails on each.
+or a string; a test declares it with `@pytest.mark.rule("ROUTE-3")`. A rule is explored by the
+modules of the explorer that cite it or return its property ("S4" is SAFE-4), and in the scopes
+where a seeded fault of it is found; its mutants are the faults that break it, or die by it.
+`problems` says what does not fit together; property_tests/test_house.py fails on each.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("reference", "jax_impl", "oracle", "perf")
+EXPLORERS = ("any_policy", "bypass", "explorer", "graph", "judge", "sometimes", "walks", "world")
+"""Modules of oracle/ that judge every state of a small world, or go through all of them."""
+FAULTS = "oracle/fault_rules.py"
+"""Its citations are of what breaks a rule, not of what obeys it."""
 
 DEFINITION = re.compile(r"^(?:[-*] )?\*\*([A-Z]{2,}-\d+)\*\*\s*(.*)$")
 CITATION = re.compile(r"(?<![A-Za-z0-9_-])([A-Z]{2,}-\d+)(?![A-Za-z0-9_])")
@@ -26,12 +33,14 @@ NOT_RULES = frozenset({"UTF", "SHA", "ISO", "CRC", "MD", "RFC", "IEEE", "GPT", "
 
 @dataclass
 class Rules:
-    """What was found: texts by id, citing files by id and package, marking tests by id."""
+    """What was found, by id: texts, citing files, marking tests, what explores, seeded faults."""
 
     texts: dict[str, str] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
     cited: dict[str, set[str]] = field(default_factory=dict)
     tested: dict[str, set[str]] = field(default_factory=dict)
+    explored: dict[str, set[str]] = field(default_factory=dict)
+    mutants: dict[str, set[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -81,14 +90,41 @@ def marks(source: str) -> set[str]:
     return found
 
 
+class Fault(NamedTuple):
+    """A seeded fault: what it breaks or dies by, and the scopes in which exploring finds it."""
+
+    name: str
+    rules: tuple[str, ...]
+    scopes: tuple[str, ...] = ()
+
+
+def rule_of(name: str) -> str:
+    """The rule of a property: S4 is SAFE-4, L2 is LIVE-2; a rule's id is its own."""
+    found = re.fullmatch(r"([SL])(\d+)", name)
+    return f"{'SAFE' if found[1] == 'S' else 'LIVE'}-{found[2]}" if found else name
+
+
+def judged(source: str) -> set[str]:
+    """The rules whose properties an explorer's `source` names or whose ids it cites."""
+    said = {
+        rule_of(node.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[SL]\d+", node.value)
+    }
+    return said | citations(source)
+
+
 def collect(
     specs: Iterable[tuple[str, str]],
     code: Iterable[tuple[str, str]],
     tests: Iterable[tuple[str, str]],
+    faults: Iterable[Fault] = (),
 ) -> Rules:
     """Reads (name, text) pairs of the specs, the packages' modules and the test modules."""
     rules = Rules()
-    specs = list(specs)
+    specs, code = list(specs), list(code)
     for name, text in specs:
         for ident, line in definitions(name, text):
             if ident in rules.texts:
@@ -102,7 +138,17 @@ def collect(
         for name, text in files:
             for ident in found_by(text):
                 into.setdefault(ident, set()).add(name)
-    for into, verb in ((rules.cited, "cites"), (rules.tested, "tests")):
+    for name, text in code:
+        module = name.removeprefix("oracle/").removesuffix(".py")
+        if name.startswith("oracle/") and module in EXPLORERS:
+            for ident in judged(text):
+                rules.explored.setdefault(ident, set()).add(module)
+    for fault in faults:
+        for ident in fault.rules:
+            rules.mutants.setdefault(ident, set()).add(fault.name)
+            if fault.scopes:
+                rules.explored.setdefault(ident, set()).update(fault.scopes)
+    for into, verb in ((rules.cited, "cites"), (rules.tested, "tests"), (rules.mutants, "breaks")):
         for ident in sorted(into.keys() - rules.texts.keys()):
             for name in sorted(into[ident]):
                 rules.problems.append(f"{name}: {verb} {ident}, which no specs/*.md defines")
@@ -129,9 +175,29 @@ def of_tree(root: Path = ROOT) -> Rules:
 
     return collect(
         read(p for p in (root / "specs").glob("*.md") if p.name != "STATUS.md"),
-        read(p for package in PACKAGES for p in (root / package).rglob("*.py")),
+        ((name, text) for name, text in read(
+            p for package in PACKAGES for p in (root / package).rglob("*.py")) if name != FAULTS),
         read((root / "property_tests").glob("test_*.py")),
+        seeded(),
     )
+
+
+def seeded() -> Iterator[Fault]:
+    """The named faults of this tree."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from oracle.fault_rules import RULE_OF
+    from oracle.faults import ALL
+    from property_tests.rule_mutants import RULE_MUTANTS
+
+    known = {m.name for m in ALL}
+    if lost := sorted(RULE_OF.keys() - known):
+        raise ValueError(f"{FAULTS} names faults that are none: {', '.join(lost)}")
+    for m in ALL:
+        own = (RULE_OF[m.name],) if m.name in RULE_OF else ()
+        yield Fault(m.name, (rule_of(m.declared), *own), m.scopes)
+    for m in RULE_MUTANTS:
+        yield Fault(m.name, (m.declared,))
 
 
 def render(rules: Rules) -> str:
@@ -146,20 +212,26 @@ def render(rules: Rules) -> str:
         "# Status of the rules",
         "",
         "Generated by `make status`; a test fails where it is out of date. Columns: the modules",
-        "of each package that cite the rule, and the test files that declare it.",
+        "of each package that cite the rule; property, the test files that declare it; explored,",
+        "the modules of the explorer that judge it in every state, and the scopes in which",
+        "exploring finds its faults; mutant, the seeded faults that break it or die by it.",
         "",
         f"{len(rules.texts)} rules, {sum(1 for i in rules.texts if i in rules.cited)} cited by "
-        f"code, {sum(1 for i in rules.texts if i in rules.tested)} declared by a test.",
+        f"code, {sum(1 for i in rules.texts if i in rules.tested)} declared by a test, "
+        f"{sum(1 for i in rules.texts if i in rules.explored)} explored, "
+        f"{sum(1 for i in rules.texts if i in rules.mutants)} with a mutant.",
         "",
-        "| rule | in | reference | jax_impl | oracle | perf | property_tests |",
-        "|---|---|---|---|---|---|---|",
+        "| rule | in | reference | jax | oracle | perf | property | explored | mutant |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for ident in sorted(rules.texts, key=order):
         tests = ", ".join(
             Path(n).stem.removeprefix("test_") for n in sorted(rules.tested.get(ident, ()))
         )
         home = Path(rules.homes[ident]).name
-        cells = [ident, f"[{home}]({home})", *(modules(ident, p) for p in PACKAGES), tests or "-"]
+        more = (", ".join(sorted(x.get(ident, ()))) or "-" for x in (rules.explored, rules.mutants))
+        places = (modules(ident, p) for p in PACKAGES)
+        cells = [ident, f"[{home}]({home})", *places, tests or "-", *more]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

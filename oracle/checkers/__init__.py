@@ -27,7 +27,9 @@ from oracle.checkers.slots import check_s3, check_s5, check_s6, check_s7
 from oracle.checkers.steps import check_s4, check_s8, check_s9
 from oracle.checkers.work import check_l3
 
-__all__ = ["CHECKS", "COMPARED", "Book", "Violation", "check_log", "check_logs", "kin"]
+__all__ = [
+    "CHECKS", "COMPARED", "LOG_ONLY", "Book", "Violation", "check_log", "check_logs", "kin",
+]  # fmt: skip
 
 CHECKS: dict[str, Callable[[LogView], Iterator[Violation]]] = {
     "S1": check_s1,
@@ -50,6 +52,9 @@ CHECKS: dict[str, Callable[[LogView], Iterator[Violation]]] = {
     "L6": check_l6,
     "L7": check_l7,
 }
+
+LOG_ONLY = ("S12", "S13", "S14", "S15", "L6")
+"""Of CHECKS, what nobody judges on the states of small worlds."""
 
 COMPARED = ("S12", "S13", "S14", "S16")
 """What `check_logs` judges over several logs; S16 is about nothing else."""
