@@ -269,15 +269,22 @@ def _runnable(w: World, r: list[int]) -> bool:
     return here == r[NEED] and _room(w)
 
 
-def _loadable(w: World, r: list[int]) -> bool:
-    scope = w.scope
-    base = r[STAGE] * scope.options.experts
-    lacks = r[NEED]
+def _lacks(w: World, r: list[int]) -> int:
+    """The needed experts that are neither resident nor loading, as a mask."""
+    base, lacks = r[STAGE] * w.scope.options.experts, r[NEED]
     for code in w.code:
         if code >= base:
             lacks &= ~(1 << code - base)
-    if not lacks or r[WHY] or not _free_to_go(w, r) or (scope.blocking and w.step):
+    return lacks
+
+
+def _loadable(w: World, r: list[int]) -> bool:
+    scope = w.scope
+    if not _lacks(w, r) or r[WHY] or not _free_to_go(w, r) or (scope.blocking and w.step):
         return False
+    if scope.options.grouping == "balanced":  # the least advanced, whoever that is
+        running = [x for x in w.live if x[PHASE] != QUEUED]
+        return _room(w) and all(x[PHASE] in (WAITING, RUNNING) and _lacks(w, x) for x in running)
     if scope.rows(r[CHUNK], r[PROMPT]) > 1:
         for x in w.live:
             if x[PHASE] != QUEUED and scope.rows(x[CHUNK], x[PROMPT]) == 1:

@@ -258,9 +258,13 @@ def _loadable(board: _Board, r: _Request) -> set[Key]:
         return set()
     if head.grouping == "lockstep-blocking" and board.steps:
         return set()
-    if board.bulk(r) and any(not board.bulk(x) for x in board.running()):
+    there = board.resident.keys() | {board.key_of[t] for t in board.loading}
+    if head.grouping == "balanced":  # the least advanced, whoever that is
+        if not all(x.stage in ("ready", "step") and x.needs - there for x in board.running()):
+            return set()
+    elif board.bulk(r) and any(not board.bulk(x) for x in board.running()):
         return set()
-    lacking = r.needs - board.resident.keys() - {board.key_of[t] for t in board.loading}
+    lacking = r.needs - there
     return lacking if lacking and _room(board) else set()
 
 

@@ -219,6 +219,9 @@ class Serving:
     def redo(self, batch: int) -> None:
         """A replica was lost with this batch's token on it. Nothing but the token is: it starts
         again, and writes the same keys and values once more."""
+        self._begin_again(batch)
+
+    def _begin_again(self, batch: int) -> None:
         self.rotation.restart(batch)
         self.slice[batch], self.aboard[batch] = 0, ()
 
@@ -230,7 +233,7 @@ class Serving:
         gone = set(self.pool.lost(device))
         for batch, spans in enumerate(self.aboard):
             if gone & {span.request for span in spans}:
-                self.redo(batch)
+                self._begin_again(batch)
         for request in gone:
             self.running[request].done, self.running[request].whole = 0, False
         return tuple(sorted(gone))

@@ -217,8 +217,8 @@ def _lockstep_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, boo
 
 
 def _balanced_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, bool] | None:
-    """FETCH-9: for the least advanced first, what most wait for; only for them goes what others
-    have named."""
+    """FETCH-9: for the least advanced first, what most wait for. What anybody has named is spared:
+    whoever waits for it can run it, however far ahead, so a slot comes free."""
     wanted = s.cache.wanted
     progress = {}
     for r in wishes:
@@ -228,7 +228,7 @@ def _balanced_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, boo
     if not progress:
         return None
     code = min(progress, key=lambda c: (progress[c], -wanted[c], c))
-    slot = s.cache.victim(code, progress[code] > s.floor)
+    slot = s.cache.victim(code, True)
     return None if slot is None else (code, slot, False)
 
 

@@ -92,11 +92,10 @@ def _balanced(s: Scheduler, choose: Chooser) -> list[Ready]:
     for r in s.running.values():
         level.setdefault(r.progress, []).append(r)
     dry = s.apart and not any(s.absent(c) for r in s.running.values() for c in r.need)
-    window = s.max_lag if s.apart else 1
     chosen: list[Ready] = []
     for progress in sorted(level):
         able = _each(s, level[progress]) if dry else _together(s, level[progress])
-        if progress - s.floor >= window:
+        if progress - s.floor >= s.window:
             able = [(r, codes, False) for r, codes, _ in able if codes]
         if able and (not chosen or able[0][0].stage == chosen[0][0].stage):
             chosen += able

@@ -184,8 +184,16 @@ class Scheduler:
         return r.bulk and not self.alike
 
     def eligible(self, r: Request) -> bool:
-        """SCHED-7: nobody who decodes gets `max_lag` visits ahead of the least advanced."""
-        return self.alike or r.bulk or r.progress - self.floor < self.max_lag
+        """SCHED-7: nobody who decodes gets `max_lag` visits ahead of the least advanced; balanced,
+        where it does not pay to go apart, nobody a single one (SCHED-13)."""
+        if self.alike:
+            return self.lockstep or r.progress - self.floor < self.window
+        return r.bulk or r.progress - self.floor < self.max_lag
+
+    @property
+    def window(self) -> int:
+        """Balanced: how many visits' lead somebody may have."""
+        return self.max_lag if self.apart else 1
 
     def decoding(self) -> bool:
         """Somebody is past its prompt."""
