@@ -54,6 +54,7 @@ def ratios(cell: Found) -> Found:
          and f["grouping"] == "lockstep")  # fmt: skip
     over("bevy", lambda n, f: n == "bevy")
     over("oracle", lambda n, f: n == "oracle")
+    over("belady_lockstep", lambda n, f: n == "belady")
     over("cpu_misses", lambda n, f: f["kind"] == "cpu")
     for key in ("bound_share", "bound_share_least", "compute_over_fetch", "queueing_limit"):
         out[key] = ours[key]

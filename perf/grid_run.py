@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from perf.grid_cells import Cell, format_of
+from reference.control.cache import ExpertCache
 from reference.prediction import Predictor, predictor
 from reference.simulator import models, platforms
-from reference.simulator.compute_bound import least_seconds, queueing_limit, together_seconds
+from reference.simulator.compute_bound import (
+    belady_rate,
+    least_seconds,
+    queueing_limit,
+    together_seconds,
+)
 from reference.simulator.costs import Roofline
 from reference.simulator.cpu_misses import popular, simulate_cpu_misses
 from reference.simulator.history import Lately, filled, teach
@@ -21,8 +26,8 @@ from reference.simulator.run import control, routes_for, simulate
 from reference.simulator.schedulers import PRESETS, Preset, preset
 from reference.vocab.options import ControlOptions
 
-PAST = 32
-"""Tokens that each request has generated before."""
+SERVED = 256
+"""Tokens of all requests together that have gone through the slots, at least."""
 LEARNED = 32, 64
 """Requests that have ended before, and the tokens of each, for predictors that learn."""
 NEW_TOKENS = 64
@@ -31,8 +36,9 @@ CI = (
     "on-demand-blocking-global", "on-demand-blocking-layer", "on-demand-overlapped-global",
     "on-demand-overlapped-layer", "memory-mapped", "lockstep-lfu", "lockstep-lfru",
     "lockstep-least-stale", "lockstep-known-demand", "lockstep-adaptive", "micro-queues",
-    "mixtral-offloading", "adapmoe", "hobbit", "moe-infinity", "moe-infinity-layer", "layerscope",
-    "layerscope-layer", "klotski", "klotski-layer", "fiddler", "ktransformers", "oracle", "bevy",
+    "mixtral-offloading", "adapmoe", "hobbit", "moe-infinity", "layerscope", "layerscope-layer",
+    "klotski", "klotski-layer", "fiddler", "ktransformers", "oracle", "belady", "bevy",
+    "lockstep-frequency",
     "ours", "ours-next-gate",
 )  # fmt: skip
 """What the ratios need."""
@@ -66,11 +72,27 @@ def _made(model: str) -> tuple[Any, dict[int, np.ndarray]]:
     return routes_for(models.load(model)), {}
 
 
+def past(requests: int) -> int:
+    """Tokens that each request has generated before."""
+    return 32 if requests <= 8 else 16
+
+
 @cache
-def past(model: str, requests: int) -> Lately:
+def lately(model: str, requests: int) -> Lately:
     """The requests of a cell."""
     source, made = _made(model)
-    return Lately(source, requests, PAST, made)
+    return Lately(source, requests, past(requests), made)
+
+
+@lru_cache(maxsize=16)
+def _slots(lately: Lately, options: ControlOptions) -> ExpertCache:
+    """The slots before the window: other requests went through them, then the past of these."""
+    before = lately.before()
+    each = lately.requests * lately.past
+    groups = -(-(SERVED - each) // each)
+    earlier = lately.earlier(max(0, groups) * lately.requests, lately.past)
+    parts = [earlier[i : i + lately.requests] for i in range(0, len(earlier), lately.requests)]
+    return filled([*parts, before], options)
 
 
 def run_cell(cell: Cell, names: str) -> dict[str, Any]:
@@ -79,14 +101,14 @@ def run_cell(cell: Cell, names: str) -> dict[str, Any]:
     platform, model = platforms.load(cell.platform), models.load(cell.model)
     stored = format_of(platform, model)
     costs = Roofline(platform, model, None, stored)
-    lately = past(cell.model, cell.requests)
-    ahead = [lately.request(r, 12) for r in range(cell.requests)]
+    requests = lately(cell.model, cell.requests)
+    ahead = [requests.request(r, 12) for r in range(cell.requests)]
     together = together_seconds(costs, model.moe_layers, ahead)
     least = least_seconds(costs, model.moe_layers, ahead)
     found: dict[str, dict[str, Any]] = {}
     for p in schedulers(names, cell):
         at = time.perf_counter()
-        figures = run_scheduler(cell, p, costs, lately)
+        figures = run_scheduler(cell, p, costs, requests)
         rate = figures["tokens_per_s"]
         figures |= {"kind": p.kind, "cache": p.cache, "grouping": p.options.get("grouping", ""),
                     "eviction": p.options.get("eviction", "")}  # fmt: skip
@@ -105,29 +127,41 @@ def run_cell(cell: Cell, names: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_scheduler(cell: Cell, p: Preset, costs: Roofline, lately: Lately) -> dict[str, Any]:
+def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> dict[str, Any]:
     """Figures of one scheduler in a cell; `tokens_per_s` of its steady state."""
     model = costs.model
     before, inside = rounds(cell.requests)
     options = control(model, cell.cache_share, cell.requests, **p.policies(model))
-    history = lately.before()
     if p.kind == "cpu":
-        resident = popular(history, model.experts, options.slots)
-        ahead = [lately.request(r, inside) for r in range(cell.requests)]
+        resident = popular(requests.before(), model.experts, options.slots)
+        ahead = [requests.request(r, inside) for r in range(cell.requests)]
         return simulate_cpu_misses(
             costs, model.moe_layers, ahead, resident, bring=p.name == "fiddler"
         )
-    options = options.with_(warm=filled(history, options, whole=options.eviction == "global"))
+    slots = _slots(requests, control(model, cell.cache_share, eviction=options.eviction))
+    if p.name == "belady":
+        return _belady(costs, options, [requests.request(r, inside) for r in range(cell.requests)],
+                       slots)  # fmt: skip
     at = costs if p.reading is None else Roofline(costs.platform, model, p.reading, _stored(costs))
     result = simulate(
-        None, model, lately, options, requests=cell.requests, tokens=inside * cell.requests,
+        None, model, requests, options, requests=cell.requests, tokens=inside * cell.requests,
         warm_up=before * cell.requests, new_tokens=NEW_TOKENS, costs=at, stored=_stored(costs),
-        predict=_predictor(p, model, options, lately, history),
+        predict=_predictor(p, model, options, requests), cache=slots,
     )  # fmt: skip
     figures = result.as_dict()
     return {k: v for k, v in figures.items() if k not in ("bound_share", "wall_s")} | {
         "tokens_per_s": result.visits_per_s, "by_tokens_per_s": result.tokens_per_s,
     }  # fmt: skip
+
+
+def _belady(
+    costs: Roofline, options: ControlOptions, routes: list[np.ndarray], slots: ExpertCache
+) -> dict[str, Any]:
+    together = together_seconds(costs, options.layers, routes)
+    rate, loads = belady_rate(costs, costs.expert_bytes, routes, options.experts, options.slots,
+                              slots.where, together)  # fmt: skip
+    channel = rate * loads * costs.transfer(costs.expert_bytes)
+    return {"tokens_per_s": rate, "fetches_per_token": loads, "channel_busy": channel}
 
 
 def _stored(costs: Roofline) -> str:
@@ -136,13 +170,12 @@ def _stored(costs: Roofline) -> str:
 
 
 def _predictor(
-    p: Preset, model: ModelShape, options: ControlOptions, lately: Lately,
-    history: Sequence[np.ndarray],
-) -> str | Predictor:  # fmt: skip
+    p: Preset, model: ModelShape, options: ControlOptions, requests: Lately
+) -> str | Predictor:
     """A name, or a predictor that has learned."""
     if p.predict not in ("activation", "layer"):
         return p.predictor(model)
     made = predictor(p.predict, options)
     assert made is not None
-    teach(made, list(history), lately.earlier(*LEARNED))
+    teach(made, requests.before(), requests.earlier(*LEARNED))
     return made

@@ -19,7 +19,12 @@ from reference.prediction.activation import ActivationMatrices
 from reference.prediction.layer_table import LayerTable
 from reference.simulator import models, platforms
 from reference.simulator.arrivals import Arrival
-from reference.simulator.compute_bound import least_seconds, queueing_limit, together_seconds
+from reference.simulator.compute_bound import (
+    belady_rate,
+    least_seconds,
+    queueing_limit,
+    together_seconds,
+)
 from reference.simulator.costs import CostModel, Roofline
 from reference.simulator.cpu_misses import computing, layer_seconds, popular, simulate_cpu_misses
 from reference.simulator.history import EARLIER, Lately, filled, teach
@@ -91,29 +96,60 @@ def test_requests_go_on_where_their_past_ends() -> None:
 
 
 @pytest.mark.rule("GRID-2")
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("slots", [9, 22, 30, 47])
-def test_the_cache_is_what_lock_step_would_have_left(whole: bool, slots: int) -> None:
+@pytest.mark.parametrize(
+    ("eviction", "slots"), [("global", 30), ("global", 47), ("per-layer", 40), ("per-layer", 47)]
+)
+def test_the_slots_are_what_lock_step_would_have_left(eviction: str, slots: int) -> None:
     routes = small().before()
-    warm = filled(routes, options(slots), whole=whole)
-    assert len(warm) == len(set(warm)) == slots
-    caches: list[OrderedDict[tuple[int, int], None]] = [OrderedDict() for _ in range(LAYERS)]
-    rooms = [slots // LAYERS + (i < slots % LAYERS) for i in range(LAYERS)]
-    if whole:
+    cache = filled([routes], options(slots, eviction=eviction))
+    assert len(cache.where) == slots and not (cache.wanted or cache.readers or cache.flying)
+    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(LAYERS)]
+    rooms = [slots // LAYERS] * LAYERS
+    if eviction == "global":
         caches, rooms = [OrderedDict()] * LAYERS, [slots] * LAYERS
     for t in range(8):
         for layer in range(LAYERS):
-            for e in sorted({int(e) for r in routes for e in r[t, layer]}):
-                caches[layer].pop((layer, e), None)
-                caches[layer][layer, e] = None
+            for e in dict.fromkeys(int(e) for r in routes for e in sorted(r[t, layer])):
+                caches[layer].pop(layer * EXPERTS + e, None)
+                caches[layer][layer * EXPERTS + e] = None
             while len(caches[layer]) > rooms[layer]:
                 caches[layer].popitem(last=False)
-    held = {key for c in caches for key in c}
-    assert held <= set(warm)
-    used = {(p, int(e)) for r in routes for p in range(LAYERS) for e in r[:, p].reshape(-1)}
-    assert not (set(warm) - held) & used
-    if whole:
-        assert [key for key in warm if key in held] == list(caches[0])
+    assert {code for c in caches for code in c} <= set(cache.where)
+
+
+@pytest.mark.rule("GRID-2")
+def test_what_a_policy_counted_stays_counted() -> None:
+    routes = small().before()
+    cache = filled([routes], options(20, eviction="lfru"))
+    found = np.array(cache.policy.count).reshape(LAYERS, EXPERTS)  # type: ignore[attr-defined]
+    steps = [sum(any(e in r[t, 2] for r in routes) for t in range(8)) for e in range(EXPERTS)]
+    assert found[2].tolist() == steps
+    before = small().earlier(3, 8)
+    more = filled([before, routes], options(20, eviction="lfru"))
+    assert sum(more.policy.count) > sum(cache.policy.count)  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("GRID-2")
+def test_slots_that_nobody_has_used_are_filled_too() -> None:
+    routes = [np.zeros((1, LAYERS, 1), np.uint16)]
+    cache = filled([routes], options(10))
+    assert not cache.free and len(cache.where) == 10
+    assert set(cache.where) == {p * EXPERTS + e for e in (0, 1) for p in range(LAYERS)} | {2, 14}
+
+
+@pytest.mark.rule("GRID-2")
+def test_a_run_begins_with_the_slots_that_it_is_given() -> None:
+    model = models.load("olmoe-1b-7b")
+    lately = Lately(routes_for(model), 2, 4)
+    o = control(model, 1.0, 2, grouping="lockstep")
+    full = filled([lately.before()], o)
+    figures = [
+        simulate(platforms.load("macbook-m4-max"), model, lately, o, requests=2, tokens=8,
+                 warm_up=0, warm=False, cache=cache)
+        for cache in (full, None)
+    ]  # fmt: skip
+    assert figures[0].fetches_per_token == 0 and figures[1].fetches_per_token > 0
+    assert full.where == filled([lately.before()], o).where  # it was a copy that ran
 
 
 @pytest.mark.rule("GRID-2")
@@ -184,8 +220,26 @@ def test_no_schedule_computes_less_than_the_least(grouping: str, share: float) -
 def test_the_least_is_reached_where_requests_are_alike() -> None:
     routes = [np.tile(np.array([[[0, 1], [2, 3]]], np.uint16), (5, 1, 1))] * 4
     costs = CostModel(step_s=1.0, row_s=0.25, expert_s=0.5)
-    assert least_seconds(costs, (0, 1), routes) == together_seconds(costs, (0, 1), routes)
-    assert least_seconds(costs, (0, 1), routes) == (3 * (1.0 + 4 * 0.25) + 2 * 2 * 0.5) / 4
+    assert least_seconds(costs, (0, 1), routes) == pytest.approx(
+        together_seconds(costs, (0, 1), routes))  # fmt: skip
+    assert together_seconds(costs, (0, 1), routes) == (3 * (1.0 + 4 * 0.25) + 2 * 2 * 0.5) / 4
+
+
+@pytest.mark.rule("GRID-3")
+@pytest.mark.parametrize("eviction", ["per-layer", "lfru", "global", "frequency"])
+def test_lock_step_stays_below_beladys_rate(eviction: str) -> None:
+    model, platform = models.load("olmoe-1b-7b"), platforms.load("macbook-m4-max")
+    costs, lately = Roofline(platform, model), Lately(routes_for(model), 0, 0)
+    routes = [lately.request(r, 10) for r in range(4)]
+    o = control(model, 0.5, 4, grouping="lockstep", eviction=eviction)
+    slots = filled([lately.earlier(4, 8)], o)
+    result = simulate(platform, model, lately, o, requests=4, tokens=10**6, warm_up=0, cache=slots,
+                      arrivals=[Arrival(0.0, 1, 10)] * 4)  # fmt: skip
+    together = together_seconds(costs, model.moe_layers, routes)
+    rate, loads = belady_rate(costs, costs.expert_bytes, routes, model.experts, o.slots,
+                              slots.where, together)  # fmt: skip
+    assert loads <= result.fetches_per_token and result.tokens_per_s <= rate
+    assert loads > (0.3 if eviction == "global" else 0.5) * result.fetches_per_token
 
 
 @pytest.mark.rule("GRID-3")
@@ -381,10 +435,11 @@ def test_a_window_three_times_as_long_says_the_same(monkeypatch: pytest.MonkeyPa
     costs = Roofline(platforms.load(cell.platform), model, None, "bf16")
     names = ("on-demand-blocking-global", "on-demand-overlapped-layer", "lockstep-lfru", "bevy",
              "ours")  # fmt: skip
-    short = {n: run_scheduler(cell, preset(n), costs, grid_run.past(cell.model, 4)) for n in names}
+    lately = grid_run.lately(cell.model, 4)
+    short = {n: run_scheduler(cell, preset(n), costs, lately) for n in names}
     monkeypatch.setattr(grid_run, "rounds", lambda requests: (16, 36))
     for n in names:
-        long = run_scheduler(cell, preset(n), costs, grid_run.past(cell.model, 4))
+        long = run_scheduler(cell, preset(n), costs, lately)
         assert short[n]["tokens_per_s"] == pytest.approx(long["tokens_per_s"], rel=0.07), n
         assert 0.9 < long["steady"] < 1.1
 

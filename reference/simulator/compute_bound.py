@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from reference.simulator.bounds import Bounds, visits_of
 from reference.simulator.costs import Costs, Work
+from reference.simulator.hits import belady_loads, units
 from reference.vocab.actions import Compute
 from reference.vocab.ids import ENTRY
 
@@ -31,26 +33,32 @@ def together_seconds(costs: Costs, layers: tuple[int, ...], routes: Sequence[np.
 
 
 def least_seconds(costs: Costs, layers: tuple[int, ...], routes: Sequence[np.ndarray]) -> float:
-    """Seconds of compute a token below which no schedule goes: a request's tokens come one after
-    another, so each layer takes as many steps as a request has tokens, and each expert is read as
-    often as the request that uses it most does; rows and pairs as they are. Loose where requests
-    are many and alike in what they use."""
-    tokens, _, k = routes[0].shape
-    pairs = k * len(routes)
-    total = 0.0
-    for t in range(tokens):
-        spans = [(t, t + 1)] * len(routes)
-        total += costs.step(_reads(ENTRY, 0), Work(spans, 0))
-    for i, layer in enumerate(layers):
-        most: dict[int, int] = {}
-        for r in routes:
-            for e, n in zip(*np.unique(r[:, i], return_counts=True), strict=True):
-                most[int(e)] = max(most.get(int(e), 0), int(n))
-        reads = sum(most.values()) // tokens
-        for t in range(tokens):
-            spans = [(t, t + 1)] * len(routes)
-            total += costs.step(_reads(layer, reads), Work(spans, pairs))
-    return total / (tokens * len(routes))
+    """Seconds of compute a token below which no schedule goes (BOUND-1): of requests that decode
+    `routes`, uint [T, layers, K] each, from their first token on. Loose where requests are many and
+    alike in what they use."""
+    lists = [r.tolist() for r in routes]
+    tokens = len(lists[0])
+
+    def said(request: int, position: int, layer: int) -> tuple[int, ...]:
+        return tuple(lists[request][position][place[layer]])
+
+    place = {layer: i for i, layer in enumerate(layers)}
+    work = [visits_of(said, layers, 1, 1, tokens, r) for r in range(len(lists))]
+    bounds = Bounds(work, 0, costs, 0, max_rows=len(lists))
+    return bounds.compute_s / (tokens * len(lists))
+
+
+def belady_rate(
+    costs: Costs, expert_bytes: int, routes: Sequence[np.ndarray], experts: int, slots: int,
+    resident: Collection[int], together_s: float,
+) -> tuple[float, float]:  # fmt: skip
+    """(tokens/s that lock-step could reach at most, experts read a token): the loads of Belady's
+    rule (BOUND-6) one after another, or its compute, whichever is longer. resident: codes, layer
+    place * experts + expert."""
+    needs = [{c for codes in visits for c in codes} for visits in units(routes, experts)]
+    tokens = len(routes) * len(routes[0])
+    loads = sum(belady_loads(needs, slots, resident=resident)) / tokens
+    return 1.0 / max(together_s, loads * costs.transfer(expert_bytes)), loads
 
 
 def queueing_limit(compute_s: float, fetch_s: float, requests: int) -> float:

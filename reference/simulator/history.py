@@ -6,13 +6,15 @@ A window of few tokens then begins where a long run would be, whatever the sched
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from reference.control.cache import ExpertCache
 from reference.prediction.activation import ActivationMatrices
 from reference.prediction.base import Predictor
 from reference.prediction.layer_table import LayerTable
+from reference.simulator.hits import serve, units
 from reference.simulator.routes import RouteSource
 from reference.vocab.options import ControlOptions
 
@@ -53,37 +55,23 @@ class Lately:
 
 
 def filled(
-    routes: list[np.ndarray], options: ControlOptions, *, whole: bool = False
-) -> tuple[tuple[int, int], ...]:
-    """What lies in a cache that a lock-step run over `routes`, each uint [T, layers, K], leaves, as
-    `ControlOptions.warm`: least recently used first. An LRU a layer of its even share of the slots,
-    or with `whole` one over all layers; what was never used fills the rest, by number."""
-    tokens, layers, _ = routes[0].shape
-    used: dict[tuple[int, int], int] = {}
-    for place in range(layers):
-        for t in range(tokens):
-            for e in sorted({int(e) for r in routes for e in r[t, place]}):
-                used[place, e] = t * layers + place
-    each = options.slots // layers
-    order = sorted(used, key=lambda key: (used[key], key))
-    if not whole:
-        left = [each + (i < options.slots - each * layers) for i in range(layers)]
-        order = [key for key in reversed(order) if _take(left, key[0])][::-1]
-        unused = [
-            (place, e)
-            for place in range(layers)
-            for e in [e for e in range(options.experts) if (place, e) not in used][: left[place]]
-        ]
-    else:
-        order = order[-options.slots :]
-        rest = ((p, e) for e in range(options.experts) for p in range(layers))
-        unused = [key for key in rest if key not in used][: options.slots - len(order)]
-    return tuple([(options.layers[place], e) for place, e in (*unused, *order)])
-
-
-def _take(left: list[int], place: int) -> bool:
-    left[place] -= 1
-    return left[place] >= 0
+    groups: Iterable[Sequence[np.ndarray]], options: ControlOptions
+) -> ExpertCache:
+    """The slots as lock-step leaves them that serves one group of requests after another, each
+    request uint [T, layers, K], by the eviction policy of `options`, with all that this remembers.
+    Slots that are still free then hold experts that nobody has used yet, by number."""
+    layers, experts = len(options.layers), options.experts
+    cache = ExpertCache(options.slots, layers, experts, options.eviction)
+    for routes in groups:
+        for i, visits in enumerate(units(routes, experts)):
+            if i % layers == 0:
+                cache.policy.entered(len(visits), len(visits))
+            cache.policy.look([i % layers])
+            serve(cache, visits)
+    unused = (p * experts + e for e in range(experts) for p in range(layers))
+    for code in [c for c in unused if c not in cache.where][: len(cache.free)]:
+        cache.loaded(cache.begin(cache.free[-1], code, False, False))
+    return cache
 
 
 def teach(predictor: Predictor, running: list[np.ndarray], ended: Iterable[np.ndarray]) -> None:

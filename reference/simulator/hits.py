@@ -94,11 +94,12 @@ def lockstep_hits(
         cache.policy.look([layer])
         if step >= skip:
             hits.count(visits, cache.where)
-        _serve(cache, visits)
+        serve(cache, visits)
     return hits
 
 
-def _serve(cache: ExpertCache, visits: Sequence[Sequence[int]]) -> None:
+def serve(cache: ExpertCache, visits: Sequence[Sequence[int]]) -> None:
+    """One unit in lock-step: what its visits lack is read, then all is used."""
     wanted: dict[int, int] = {}
     for codes in visits:
         for c in codes:

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from reference.control import Scheduler
+from reference.control.cache import ExpertCache
 from reference.prediction import Predictor, simulated
 from reference.prediction.accuracy import Accuracy, Watched
 from reference.prediction.listener import Listener, Predicting
@@ -32,6 +33,7 @@ from reference.simulator.platforms import Platform
 from reference.simulator.routes import Progress, RoutedExecutor, RoutesOf, RouteSource
 from reference.vocab.errors import BadInput
 from reference.vocab.events import Arrived
+from reference.vocab.ids import ExpertKey
 from reference.vocab.options import ControlOptions
 
 
@@ -176,6 +178,7 @@ def simulate(
     shapes: Callable[[int], tuple[int, int]] | None = None,
     arrivals: Sequence[Arrival] | None = None,
     warm: bool = True,
+    cache: ExpertCache | None = None,
     stored: str = "",
     reading: Reading | None = None,
     costs: Costs | None = None,
@@ -188,10 +191,10 @@ def simulate(
     In a closed loop `requests` are always there: who ends is replaced at once by one of `prompt`
     prompt tokens that generates `new_tokens`; `shapes` gives both for request n instead. With
     `arrivals` requests come as those say, and the run ends with the last at the latest. `warm`
-    fills the slots before the first request comes. `costs` stands for the platform's own
-    (`stored`: format of the experts; `reading`: how they are read). `predict` names a predictor of
-    `reference.prediction.simulated`, or is one made with these options; `options.prefetch` says how
-    much of it is read ahead.
+    fills the slots before the first request comes; `cache` is slots that others filled. `costs`
+    stands for the platform's own (`stored`: format of the experts; `reading`: how they are read).
+    `predict` names a predictor of `reference.prediction.simulated`, or is one made with these
+    options; `options.prefetch` says how much of it is read ahead.
     """
     if costs is None:
         if platform is None:
@@ -199,7 +202,7 @@ def simulate(
         costs = Roofline(platform, model, reading, stored)
     if requests < 1 or tokens < 1 or warm_up < 0:
         raise BadInput(f"simulate: {requests} requests, {tokens} tokens after {warm_up}")
-    if warm and not options.warm:
+    if warm and cache is None and not options.warm:
         options = options.with_(warm=warm_slots(options, seed))
     length = lengths(requests, new_tokens)
     closed = arrivals is None
@@ -227,6 +230,10 @@ def simulate(
         shape, lambda: loop.now, ended,
     )  # fmt: skip
     scheduler = Scheduler(options)
+    if cache is not None:
+        scheduler.cache = cache.copy()
+        keys = [ExpertKey(*scheduler.key_of(c)) if c >= 0 else None for c in cache.code]
+        executor.slots = keys
     if isinstance(predict, Predictor):
         said = predict
     else:

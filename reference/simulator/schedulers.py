@@ -151,6 +151,8 @@ PRESETS: tuple[Preset, ...] = (
     # What nobody can know.
     Preset("oracle", "bound", "the next layer is known, in lock-step, one LRU a layer",
            {**LOCKSTEP, **AHEAD, "eviction": "per-layer"}, "perfect"),
+    Preset("belady", "bound", "lock-step whose cache knows all that comes, no more than the "
+           "longer of its reads and its compute counted", {"eviction": "global"}),
     Preset("bevy-oracle", "bound", "the next layer is known, on top of Bevy",
            {**BEVY, **AHEAD}, "perfect"),
     Preset("ours-oracle", "bound", "the next layer is known, on top of `ours`",
