@@ -1,4 +1,4 @@
-"""The judge from the command line: `python -m oracle explore`, `mutants`, `replay`.
+"""The judge from the command line: `python -m oracle explore`, `mutants`, `replay`, `walks`.
 
 Results are JSON (to --json FILE, or to standard output with `-`); what a person reads goes to
 standard error. Exit status 0: all as it should be; 1: a violation, a count that differs from the
@@ -22,6 +22,7 @@ from oracle.faults import ALL, EQUIVALENT
 from oracle.mutants import Verdict, kill_by_name
 from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
+from oracle.walks import WALKS, pin, pinned, walk
 from reference.control.scheduler import Scheduler
 
 X = TypeVar("X")
@@ -40,11 +41,14 @@ def main(argv: list[str] | None = None) -> int:
     mutants_p.add_argument("--keep", action="store_true", help="keep the shortest event lists")
     replay_p = commands.add_parser("replay", help="play kept or printed event lists")
     replay_p.add_argument("file", type=Path, help="one case a line")
+    walks_p = commands.add_parser("walks", help="random walks; every decision is a pinned one")
+    walks_p.add_argument("--pin", action="store_true", help="write the digests instead of judging")
     for one in (explore_p, mutants_p):
         one.add_argument("--json", default="", metavar="OUT", help="file, or - for stdout")
         one.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
-    return {"explore": explore, "mutants": mutants, "replay": replay}[args.command](args)
+    commands_ = {"explore": explore, "mutants": mutants, "replay": replay, "walks": walks}
+    return commands_[args.command](args)
 
 
 def explore(args: argparse.Namespace) -> int:
@@ -112,6 +116,21 @@ def replay(args: argparse.Namespace) -> int:
         name = case.get("name", case["scope"])
         _err(f"{name}: {fault if own else 'holds'}, {len(states)} states")
     return 1 if bad else 0
+
+
+def walks(args: argparse.Namespace) -> int:
+    """Take the walks; a fault, or a decision that is not the pinned one, fails."""
+    taken = [walk(seed) for seed in range(WALKS)]
+    old = dict(enumerate(pinned()))
+    faulty = [w for w in taken if w.fault is not None]
+    other = [] if args.pin else [w.seed for w in taken if old.get(w.seed) != w.digest]
+    for w in faulty:
+        _err(f"walk {w.seed}: {w.fault}")
+    if args.pin and not faulty:
+        pin(taken)
+    _err(f"{len(taken)} walks, {sum(w.steps for w in taken)} steps, {len(faulty)} with a fault, "
+         f"{len(other)} decide otherwise than pinned {other[:5] or ''}")  # fmt: skip
+    return 1 if faulty or other else 0
 
 
 def _each(work: Callable[[X], Y], items: list[X], jobs: int) -> Iterator[Y]:

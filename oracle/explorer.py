@@ -141,9 +141,13 @@ class Explorer:
                     return
             level = following
             self.report.depth += len(level) > 0
+            self.progress(self.report.depth, len(index), len(level))
             if self.limit and len(index) > self.limit:
                 self.report.truncated = True
                 return
+
+    def progress(self, depth: int, states: int, width: int) -> None:
+        """Called after each level; for whoever watches a long search."""
 
     def _expand(self, number: int, node: Node, following: Level) -> bool:
         """Take every transition out of a node; False stops the search."""

@@ -102,30 +102,16 @@ def mutated(mutant: Mutant) -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-@contextmanager
-def loaded(alias: str, module: str, source: str) -> Iterator[ModuleType]:
-    """Control's package under `alias` with one module's whole source replaced."""
-    file = _file(module)
-    texts = {}
-    for other in sorted(file.parent.glob("*.py")):
-        text = source if other == file else other.read_text(encoding="utf-8")
-        name = alias if other.stem == "__init__" else f"{alias}.{other.stem}"
-        texts[name] = text.replace(CONTROL, alias)
-    finder = _Sources(alias, texts)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield importlib.import_module(f"{alias}.scheduler")
-    finally:
-        sys.meta_path.remove(finder)
-        for name in texts:
-            sys.modules.pop(name, None)
-
-
 def planted(mutant: Mutant) -> None:
     """From now on, in this process, the module has the fault under its own name, and everything of
     this project that was imported before is imported anew. Raises PatchFailed."""
-    text = _patch(mutant, _file(mutant.module).read_text(encoding="utf-8"))
+    serve(mutant.module, _patch(mutant, _file(mutant.module).read_text(encoding="utf-8")))
+
+
+def serve(module: str, source: str) -> None:
+    """From now on, in this process, the module has this source; all of this project is imported
+    anew."""
     ours = ("reference", "oracle", "jax_impl", "property_tests")
     for name in [n for n in sys.modules if n.split(".")[0] in ours]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Sources("", {mutant.module: text}))
+    sys.meta_path.insert(0, _Sources("", {module: source}))

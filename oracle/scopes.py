@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from oracle.scope import Scope, scope
-from oracle.scopes_large import LARGE, POLICIES
+from oracle.scopes_large import LARGE
+from oracle.scopes_policies import POLICIES
 
 __all__ = ["SCOPES", "Scope"]
 

@@ -1,11 +1,8 @@
-"""Larger worlds, for sheer numbers of states; and one small world for every shipped policy."""
+"""Larger worlds, for sheer numbers of states."""
 
 from __future__ import annotations
 
-from itertools import product
-
 from oracle.scope import Scope, scope
-from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
 
 _THREE = ((1, 2), (1, 2), (1, 2))
 
@@ -79,59 +76,3 @@ LARGE: tuple[Scope, ...] = (
         load_faults=1, suite="long",
     ),
 )  # fmt: skip
-
-
-def _policies() -> list[Scope]:
-    """Every grouping with every fetch order, eviction and readiness that means something there."""
-    out = []
-    for grouping, order, eviction, ready in product(SCHEDULERS, FETCH_ORDERS, EVICTIONS, READINESS):
-        if grouping != "interleaved" and (order, ready) != (FETCH_ORDERS[0], READINESS[0]):
-            continue  # the barrier orders reads by itself and runs tasks
-        name = f"policy-{grouping}-{order}-{eviction}-{ready}"
-        out.append(
-            scope(
-                name, "each shipped policy reaches the end, one load failing and a cancel",
-                (2, 3, 2, 3), ((1, 2), (1, 1)), grouping=grouping, fetch_order=order,
-                eviction=eviction, readiness=ready, load_faults=1, cancels=1, initial=1,
-            )
-        )  # fmt: skip
-    return out
-
-
-POLICIES: tuple[Scope, ...] = tuple(_policies())
-
-_ANY = (
-    scope(
-        "any-k1", "two layers in one slot, a failed load whose write lands late, a cancel",
-        (2, 2, 1, 1), ((1, 1), (1, 1)), load_faults=1, undrained=True, cancels=1,
-        any_policy=True,
-    ),
-    scope(
-        "any-k1-c2", "two channels, a failed load, a failed step, a cancel",
-        (1, 2, 1, 2), ((1, 1), (1, 1)), channels=2, load_faults=1, undrained=True, cancels=1,
-        step_faults=1, any_policy=True,
-    ),
-    scope(
-        "any-k2", "parts of visits in any split, no slot to spare, a failed load",
-        (1, 3, 2, 2), ((1, 1), (1, 1)), load_faults=1, undrained=True, any_policy=True,
-    ),
-    scope(
-        "any-k2-s3", "arrivals, a cancel and a drain anywhere",
-        (1, 3, 2, 3), ((1, 1), (1, 1)), cancels=1, drains=1, initial=1, any_policy=True,
-    ),
-    scope(
-        "any-bulk", "a prompt of two chunks and a cancel",
-        (1, 3, 1, 2), ((3, 1), (1, 1)), cancels=1, any_policy=True,
-    ),
-    scope(
-        "any-split", "results told one by one, stops, a cancel",
-        (1, 2, 1, 2), ((1, 2), (1, 1)), split=True, cancels=1, stops=True, any_policy=True,
-    ),
-    scope(
-        "any-three", "three requests, two layers, two slots, a failed load and a cancel",
-        (2, 2, 1, 2), ((1, 1), (1, 1), (1, 1)), load_faults=1, undrained=True, cancels=1,
-        any_policy=True,
-    ),
-)  # fmt: skip
-
-POLICIES += _ANY

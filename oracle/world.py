@@ -52,7 +52,8 @@ class World:
 
     __slots__ = (
         "arrived", "cancels", "code", "draining", "drains", "fails", "front", "live", "load_faults",
-        "newest_step", "newest_ticket", "predictions", "scope", "state", "step", "step_faults", "ticket",
+        "newest_step", "newest_ticket", "predictions", "scope", "state", "step", "step_faults",
+        "ticket",
     )  # fmt: skip
 
     def __init__(self, scope: Scope) -> None:

@@ -5,7 +5,8 @@
 Each scope's counts are added to FILE as soon as it has been explored, with the commit, the
 processor time and the memory that it took; a scope that FILE has from the same sources of control
 and of the explorer is not explored again, so an interrupted run goes on where it stopped. Nothing
-is drawn at random: the counts of a commit are the same everywhere. Exit status 1 on a violation.
+is drawn at random: the counts of a commit are the same everywhere. Depth, states and width of each
+level go to standard error. Exit status 1 on a violation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ def sources() -> str:
 def one(name: str) -> dict[str, Any]:
     """Explore one scope whole (runs in a process of its own)."""
     before = {"name": name, "scope": repr(SCOPES[name]), "commit": commit(), "sources": sources()}
-    report = explorer_of(SCOPES[name]).run()
+    explorer = explorer_of(SCOPES[name])
+
+    def progress(depth: int, states: int, width: int) -> None:
+        print(name, depth, states, width, file=sys.stderr, flush=True)
+
+    explorer.progress = progress
+    report = explorer.run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         **before, **report.counts(), "violations": [v.as_json() for v in report.violations],

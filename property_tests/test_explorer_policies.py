@@ -20,6 +20,8 @@ from oracle.patching import Mutant, mutated
 from oracle.pct import WORLDS, Tally, pct
 from oracle.scopes import SCOPES
 from oracle.transitions import replay_node, steps
+from oracle.walks import WALKS, draw_world, pinned, walk
+from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
 
 # -- any legal choice --------------------------------------------------------------------------
 
@@ -131,6 +133,42 @@ def test_a_printed_case_plays(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     file.write_text(json.dumps(KEPT["step-reused"]) + "\n")
     assert main(["replay", str(file)]) == 0
     assert "thrash" not in capsys.readouterr().out
+
+
+# -- random walks ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("SAFE-9", "LIVE-1", "PREFETCH-2", "FETCH-8")
+def test_random_walks_decide_as_pinned() -> None:
+    """Every policy, warm experts, predictions and faults: no property breaks, and no decision is
+    another one than before."""
+    taken = [walk(seed) for seed in range(WALKS)]
+    assert [w for w in taken if w.fault is not None] == []
+    assert [w.seed for w, digest in zip(taken, pinned(), strict=True) if w.digest != digest] == []
+    assert sum(w.steps for w in taken) > 40_000
+
+
+def test_walks_are_drawn_over_all_that_ships() -> None:
+    worlds = [draw_world(random.Random(f"walk {seed}")) for seed in range(WALKS)]
+    met = {(w.options.grouping, w.options.readiness, w.options.fetch_order) for w in worlds}
+    assert len(met) == len(SCHEDULERS) * len(READINESS) * len(FETCH_ORDERS)
+    assert {w.options.eviction for w in worlds} == set(EVICTIONS)
+    assert sum(bool(w.options.warm) for w in worlds) > 300
+    assert sum(w.predictions > 0 for w in worlds) > 300
+
+
+def test_walks_find_a_seeded_fault_and_another_decision() -> None:
+    for name in ("evict-while-read", "step-reused"):
+        with mutated(next(m for m in CONTROL_MUTANTS if m.name == name)) as module:
+            taken = [walk(seed, module.Scheduler) for seed in range(40)]
+        assert any(w.fault is not None for w in taken), name
+    highest = Mutant("highest-first", "reference.control.fetch",
+                     "return min(absent, key=lambda c: (-wanted[c], c))",
+                     "return min(absent, key=lambda c: (-wanted[c], -c))", "")  # fmt: skip
+    with mutated(highest) as module:
+        taken = [walk(seed, module.Scheduler) for seed in range(40)]
+    assert [w for w in taken if w.fault is not None] == []
+    assert any(w.digest != digest for w, digest in zip(taken, pinned(), strict=False))
 
 
 # -- randomised schedules ----------------------------------------------------------------------
