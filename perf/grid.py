@@ -1,7 +1,8 @@
 """Every scheduler on platforms that are not here: the grid, in virtual time.
 
-    python -m perf.grid --cells ci|all|slice|PLATFORM|MODEL|PLATFORM/MODEL --json OUT
-        [--schedulers ci|all|NAME,NAME] [--processes 2] [--csv FILE] [--pictures FOLDER] [--fresh]
+    python -m perf.grid --cells ci|curves|all|slice|PLATFORM|MODEL|PLATFORM/MODEL --json OUT
+        [--schedulers ci|shown|all|NAME,NAME] [--processes 2] [--csv FILE] [--pictures FOLDER]
+        [--fresh]
 
 Each cell is written to OUT when it is done, and not done again by a later run of the same code
 (GRID-7). `ci` is a fixed spread of 44 cells with the schedulers that the ratios need.
@@ -138,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--fresh", action="store_true", help="do all cells again")
     args = parser.parse_args(argv)
-    names = args.schedulers or {"slice": "slice"}.get(args.cells, "ci")
+    names = args.schedulers or {"slice": "slice", "curves": "shown"}.get(args.cells, "ci")
     found = run(chosen(args.cells), args.json, names, args.processes, args.fresh, sys.stderr)
     print(table(found))
     if args.csv:

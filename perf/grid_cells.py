@@ -58,11 +58,20 @@ SLICE = (
 """What continuous integration runs."""
 
 
+_CURVES = (
+    ("jetson-thor", "qwen3-30b-a3b", 0.5), ("jetson-thor", "qwen3-30b-a3b", 0.75),
+    ("macbook-m4-max", "qwen3-30b-a3b", 0.75), ("jetson-thor", "deepseek-v2-lite", 0.75),
+)  # fmt: skip
+
+
 def chosen(name: str) -> list[Cell]:
-    """The cells of a set: `ci`, a fixed spread over pairs of platform and model; `all`; `slice`; a
-    platform, a model, or PLATFORM/MODEL: all its shares and requests."""
+    """The cells of a set: `ci`, a fixed spread over pairs of platform and model; `curves`, some
+    over all numbers of requests; `all`; `slice`; a platform, a model, or PLATFORM/MODEL: all its
+    shares and requests."""
     if name == "ci":
         return [Cell(p, m, *at) for i, (p, m) in enumerate(_PAIRS) for at in _SPREAD[i % 4]]
+    if name == "curves":
+        return [Cell(*at, n) for at in _CURVES for n in REQUESTS]
     if name == "slice":
         return list(SLICE)
     return list(_matching(name))
@@ -75,7 +84,7 @@ def _matching(name: str) -> Iterator[Cell]:
     ms = [only] if only else list(models.names())
     known = first == "all" or first in (*platforms.names(), *models.names())
     if not known or only not in ("", *models.names()):
-        raise SystemExit(f"cells: unknown {name!r}; ci, slice, all, a platform "
+        raise SystemExit(f"cells: unknown {name!r}; ci, curves, slice, all, a platform "
                          f"({', '.join(platforms.names())}), a model ({', '.join(models.names())}) "
                          "or PLATFORM/MODEL expected")  # fmt: skip
     for p in ps:

@@ -10,7 +10,7 @@ from typing import Any
 
 Found = dict[str, Any]
 
-SHOWN = {
+COLOURS = {
     "on-demand-blocking-global": "#9e9e9e", "on-demand-overlapped-layer": "#424242",
     "lockstep-lfru": "#8d6e63", "mixtral-offloading": "#f4a261", "layerscope": "#e76f51",
     "klotski-layer": "#e9c46a", "micro-queues": "#7e57c2", "bevy": "#4fc3f7", "ours": "#1565c0",
@@ -69,7 +69,7 @@ def _concurrency(cells: Sequence[Found], folder: Path) -> Path | None:
     figure, axes = _figure(4 * columns, 3.4 * -(-len(curves) // columns), columns,
                            -(-len(curves) // columns))  # fmt: skip
     for axis, ((platform, model, share), cs) in zip(axes.flat, curves, strict=False):
-        for name, colour in SHOWN.items():
+        for name, colour in COLOURS.items():
             points = [(c["requests"], c["schedulers"][name]["tokens_per_s"]) for c in cs
                       if name in c["schedulers"]]  # fmt: skip
             if points:
@@ -122,7 +122,7 @@ def _map(cells: Sequence[Found], folder: Path) -> Path | None:
 
 def _stalls(cells: Sequence[Found], folder: Path) -> Path | None:
     """Where the compute unit's and the channel's time went, mean over cells."""
-    names = [n for n in SHOWN if any(n in c["schedulers"] for c in cells)]
+    names = [n for n in COLOURS if any(n in c["schedulers"] for c in cells)]
     if not names:
         return None
     figure, axes = _figure(13, 0.45 * len(names) + 1.6, 2)
@@ -174,7 +174,7 @@ def _bars(
 ) -> Path | None:
     """The median over cells by scheduler, and each cell as a dot."""
     rows: list[tuple[str, str, list[float]]] = []
-    for n, colour in SHOWN.items():
+    for n, colour in COLOURS.items():
         found = [v for c in cells if n in c["schedulers"] and (v := value(c, n)) is not None]
         if found:
             rows.append((n, colour, found))

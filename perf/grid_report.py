@@ -118,7 +118,51 @@ def summary(cells: Sequence[Found]) -> Found:
         for c in many
         if c.get("compute_over_fetch") and 1 / 1.3 < c["compute_over_fetch"] < 1.3
     ]
-    return {"targets": targets, "compute and fetch within 1.3x of each other": near}
+    return {"targets": targets, "compute and fetch within 1.3x of each other": near,
+            "worth": worth(cells)}  # fmt: skip
+
+
+PAIRS = (
+    ("the schedule alone, same cache", "ours", "lockstep-frequency"),
+    ("the cache alone, lock-step, over one LRU a layer", "lockstep-frequency",
+     "on-demand-overlapped-layer"),
+    ("Bevy in paper mode, over overlapped lock-step with the same cache", "bevy",
+     "on-demand-overlapped-layer"),
+    ("next gate on top of ours", "ours-next-gate", "ours"),
+    ("0.94 right, in lock-step", "layerscope-layer", "on-demand-overlapped-layer"),
+    ("all right one layer ahead, in lock-step", "oracle", "on-demand-overlapped-layer"),
+    ("overlap alone", "on-demand-overlapped-layer", "on-demand-blocking-layer"),
+    ("one LRU a layer rather than one of all, blocking", "on-demand-blocking-layer",
+     "on-demand-blocking-global"),
+    ("reading with the disk's queue full rather than page faults", "on-demand-blocking-global",
+     "memory-mapped"),
+    ("processors that compute misses, over the best of ours", "fiddler", "ours"),
+)  # fmt: skip
+
+
+def regime(cell: Found) -> str:
+    """What limits `ours` in a cell."""
+    share = cell.get("compute_over_fetch")
+    if share is None or share > 1.3:
+        return "compute"
+    return "reading" if share < 1 / 1.3 else "both"
+
+
+def worth(cells: Sequence[Found]) -> Found:
+    """For pairs of schedulers, tokens/s of the one over the other: least, median, greatest, number
+    of cells; where reading is the limit, where computing is, and where they differ by less than
+    1.3x."""
+    out: Found = {}
+    for title, one, other in PAIRS:
+        by: dict[str, list[float]] = {"reading": [], "both": [], "compute": []}
+        for c in cells:
+            s = c["schedulers"]
+            if one in s and other in s and OURS in s:
+                by[regime(c)].append(s[one]["tokens_per_s"] / s[other]["tokens_per_s"])
+        out[title] = {"one": one, "other": other} | {
+            k: [min(v), median(v), max(v), len(v)] for k, v in by.items() if v
+        }
+    return out
 
 
 def table(found: Found) -> str:
@@ -129,6 +173,11 @@ def table(found: Found) -> str:
                      f"wanted {t['wanted']} ({t['cells']} cells)")  # fmt: skip
         lines += [f"          {w}" for w in t["worst"][: 3 if t["met"] else 10]]
     lines += found["summary"]["compute and fetch within 1.3x of each other"]
+    for title, w in found["summary"]["worth"].items():
+        lines.append(f"{title}: {w['one']} over {w['other']}; " + "; ".join(
+            f"{k} {v[0]:.2f} to {v[2]:.2f}, median {v[1]:.2f} ({v[3]})"
+            for k, v in w.items() if isinstance(v, list)
+        ))  # fmt: skip
     lines.append(f"{'':44s} ours   /base /dem.G /pred  /PL-ov /cpu   bound  best baseline")
     for c in found["cells"]:
         if OURS not in c["schedulers"]:

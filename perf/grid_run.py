@@ -42,6 +42,11 @@ CI = (
     "ours", "ours-next-gate",
 )  # fmt: skip
 """What the ratios need."""
+SHOWN = (
+    "on-demand-blocking-global", "on-demand-overlapped-layer", "lockstep-lfru",
+    "mixtral-offloading", "layerscope", "klotski-layer", "micro-queues", "bevy", "ours",
+)  # fmt: skip
+"""What the picture over requests shows."""
 SLICE = (
     "on-demand-blocking-global", "on-demand-overlapped-layer", "lockstep-lfru",
     "mixtral-offloading", "bevy", "ours",
@@ -49,8 +54,8 @@ SLICE = (
 
 
 def schedulers(name: str, cell: Cell) -> list[Preset]:
-    """Those of a set (ci, slice, all) that the cell's platform can have."""
-    known = {"ci": CI, "slice": SLICE, "all": tuple(p.name for p in PRESETS)}
+    """Those of a set (ci, shown, slice, all) or named that the cell's platform can have."""
+    known = {"ci": CI, "shown": SHOWN, "slice": SLICE, "all": tuple(p.name for p in PRESETS)}
     names = known.get(name) or tuple(name.split(","))
     host = platforms.load(cell.platform).host is not None
     out = [preset(n) for n in names]

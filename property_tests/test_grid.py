@@ -13,6 +13,7 @@ import pytest
 from perf import grid, grid_cells, grid_report
 from perf.grid_cells import Cell, chosen, format_of, impossible, needed
 from perf.grid_run import run_cell, run_scheduler
+from perf.traps import one_by_one
 from reference.control import Scheduler
 from reference.prediction import predictor, simulated
 from reference.prediction.activation import ActivationMatrices
@@ -387,6 +388,27 @@ def test_targets_are_judged_over_their_cells() -> None:
     assert len(found["compute and fetch within 1.3x of each other"]) == 3
     text = grid_report.table({"summary": found, "cells": cells, "skipped": []})
     assert "NOT MET never below" in text and text.count("lockstep-lfru") >= 4
+
+
+@pytest.mark.rule("GRID-6")
+def test_worth_is_told_by_what_limits() -> None:
+    cells = [made_cell(ours=3.0, lockstep_frequency=2.0), made_cell(ours=4.0, bevy=1.0),
+             made_cell(ours=1.0, lockstep_frequency=2.0)]  # fmt: skip
+    cells = [grid_report.ratios(c) for c in cells]
+    cells[2]["compute_over_fetch"] = 0.5
+    found = grid_report.worth(cells)["the schedule alone, same cache"]
+    assert found["both"] == [1.5, 1.5, 1.5, 1] and found["reading"] == [0.5, 0.5, 0.5, 1]
+    assert "compute" not in found
+    assert [grid_report.regime({"compute_over_fetch": x}) for x in (None, 2.0, 1.2, 0.8, 0.7)] == [
+        "compute", "compute", "both", "both", "reading"]  # fmt: skip
+
+
+def test_one_by_one_misses_what_together_would_have_kept() -> None:
+    a, b = [[[0, 1]]] * 3, [[[1, 2]]] * 3
+    routes = [np.array(x, np.uint16) for x in (a, b)]
+    # Two slots: 0 1 | 1 2 -> 2 puts 0 out, then 0 puts 1 out, 1 puts 2 out: 3 of 4 miss a step.
+    assert one_by_one(routes, 2, 0) == (2 + 1 + 3 + 3) / 12
+    assert one_by_one(routes, 3, 1) == 0
 
 
 @pytest.mark.rule("GRID-7")
