@@ -36,7 +36,9 @@ def votes(ranked: np.ndarray, most: int) -> list[tuple[int, float]]:
     """What the routers said to the rows of one visit: experts int [T, m] in rank order -> the
     `most` that got most, summed over the rows, of equals the lowest."""
     rows, m = ranked.shape
-    weights = 1.0 - (1.0 - LAST_RANK) * np.arange(m) / max(1, m - 1)
+    weights = [1.0 - (1.0 - LAST_RANK) * i / max(1, m - 1) for i in range(m)]
+    if rows == 1:  # a token: the router's own order
+        return list(zip(ranked[0].tolist(), weights, strict=True))[:most]
     found, index = np.unique(ranked, return_inverse=True)
     total = np.zeros(len(found))
     np.add.at(total, index.reshape(-1), np.tile(weights, rows))
