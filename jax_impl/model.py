@@ -126,6 +126,7 @@ class JaxModel:
         self._kind_of = {i: k for k, kind in enumerate(self.kinds) for i in kind.layers}
         self._shapes = [PlaceShape(3 + kind.ring, rows, kind.blocks) for kind in self.kinds]
         self._forms = expert_forms(ckpt)
+        self._only = self._forms[0] if len(self._forms) == 1 else None
         self._roles = tuple(ckpt.expert_roles)
         self._held = Resident(ckpt, max_len, compute)
         self.non_expert_bytes_held = self._held.nbytes
@@ -221,7 +222,8 @@ class JaxModel:
         moe = self.config.layers[layer].feed_forward
         assert isinstance(moe, MoeSpec)
         shape = CallShape(self.tile, self.wide, self.rows, FUSED)
-        for form, where, handles in expert_calls(moe, self._roles, tasks, shape, self._fused):
+        calls = expert_calls(moe, self._roles, tasks, shape, self._fused, self._only)
+        for form, where, handles in calls:
             count, _, size = where.shape
             run = self._programs.experts(size, form, count, self._out, self._bank.x)
             self._make_room(run)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_impl.holdings import Holdings, Running
+from jax_impl.holdings import Holdings, Resident, Running
 from jax_impl.model import ExpertTask, JaxModel, StageOut, Table
 from jax_impl.transfer import Transfers
 from reference.handle import sum_of
@@ -80,23 +80,25 @@ def tasks_of(action: Compute, holdings: Holdings) -> tuple[ExpertTask, ...]:
 
     Raises WrongExpert when a slot does not hold the expert that it is listed for.
     """
-    tasks = []
+    held: dict[int, Resident] = {}
+    wanted: dict[int, tuple[list[int], list[int]]] = {}
     for expert, slot in action.slots:
-        held = holdings.residents.get(slot)
-        if held is None or held.key != (action.layer, expert):
-            raise WrongExpert(f"step {action.step}: slot {slot} is not expert {expert}: {held}")
-        rows: list[int] = []
-        ranks: list[int] = []
-        for visit, experts, _ in action.parts:
-            if expert not in experts:
-                continue
-            running = holdings.running[visit.request]
-            assert running.topk is not None
-            for i, rank in zip(*np.nonzero(running.topk == expert), strict=True):
-                rows.append(running.rows[i])
-                ranks.append(int(rank))
-        tasks.append(ExpertTask(held.handle, rows, ranks))
-    return tuple(tasks)
+        there = holdings.residents.get(slot)
+        if there is None or there.key != (action.layer, expert):
+            raise WrongExpert(f"step {action.step}: slot {slot} is not expert {expert}: {there}")
+        held[expert], wanted[expert] = there, ([], [])
+    for visit, experts, _ in action.parts:
+        if not experts:
+            continue
+        running, asked = holdings.running[visit.request], frozenset(experts)
+        assert running.topk is not None
+        for row, chosen in zip(running.rows, running.topk.tolist(), strict=True):
+            for rank, expert in enumerate(chosen):
+                if expert in asked:
+                    rows, ranks = wanted[expert]
+                    rows.append(row)
+                    ranks.append(rank)
+    return tuple(ExpertTask(held[expert].handle, *wanted[expert]) for expert in held)
 
 
 def prepare(action: Compute, holdings: Holdings, chunk: int) -> Plan:
