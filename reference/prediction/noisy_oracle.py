@@ -9,6 +9,7 @@ layer, row, rank) alone, so every scheduler is told the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -91,15 +92,24 @@ class NoisyOracle(Predictor):
         """Votes [E] of the rows' sets, each spoiled for itself."""
         votes = np.zeros(self.experts)
         for row, named in enumerate(self.truth(visit)):
-            taken = set(named)
-            for rank, expert in enumerate(named):
-                draw = mixed(self.seed, *visit, row, rank)
-                if draw >= accuracy * 2**64 and len(taken) < self.experts:
-                    others = [e for e in range(self.experts) if e not in taken]
-                    expert = others[mixed(draw) % len(others)]
-                    taken.add(expert)
-                votes[expert] += 1.0
+            votes[list(spoiled((self.seed, *visit, row), named, accuracy, self.experts))] += 1.0
         return votes
+
+
+@lru_cache(maxsize=1 << 16)
+def spoiled(
+    seed: tuple[int, ...], named: tuple[int, ...], accuracy: float, experts: int
+) -> tuple[int, ...]:
+    """A row's experts, some replaced; kept, since compared schedulers are told the same."""
+    taken, out = set(named), []
+    for rank, expert in enumerate(named):
+        draw = mixed(*seed, rank)
+        if draw >= accuracy * 2**64 and len(taken) < experts:
+            others = [e for e in range(experts) if e not in taken]
+            expert = others[mixed(draw) % len(others)]
+            taken.add(expert)
+        out.append(expert)
+    return tuple(out)
 
 
 def mixed(*words: int) -> int:
