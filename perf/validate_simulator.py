@@ -3,12 +3,12 @@
     python -m perf.validate_simulator [--rounds 3] [--big 0.4] [--quick]
 
 Cells: the built-in model and a generated mixture (--big GiB of experts, on disk while this runs),
-each with schedulers x budgets x requests; reads come from the page cache, paced to a rate at which
-computing and reading are of like length. A round runs probe and cells in turn, so that what else
-the machine does meets both. Of each cell and of each kind of probe the calmest half of the rounds
-counts, by how long the run's own threads were ready and had no processor; medians of these are
-compared. The simulated run has the measured one's options, arrivals and recorded routing, none of
-its times.
+each with schedulers x requests where reading takes most of the time, where reading and computing
+are of like length, and where nothing is read; reads come from the page cache, paced. A round runs
+probe and cells in turn, so that what else the machine does meets both. Of each cell and of each
+kind of probe the calmest half of the rounds counts, by how long the run's own threads were ready
+and had no processor; medians of these are compared. The simulated run has the measured one's
+options, arrivals and recorded routing, none of its times.
 Writes perf/results/validate-simulator-DATE.json.
 """
 
@@ -37,7 +37,7 @@ from reference.simulator.models import ModelShape
 from reference.simulator.routes import RecordedRoutes
 from reference.simulator.run import simulate
 
-PROMPT, NEW = 8, 12
+PROMPT = 8
 WITHIN = 0.15
 MIXTURE: dict[str, Any] = {
     "hidden_size": 1024, "moe_intermediate_size": 512, "num_experts": 32, "num_experts_per_tok": 8,
@@ -52,9 +52,15 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "interleaved": {"scheduler": "interleaved"},
     "interleaved, by expert": {"scheduler": "interleaved", "readiness": "expert"},
 }
-BUDGETS = ("30%", "60%")
-REQUESTS = (2, 8)
+SCHEDULERS["balanced"] = {"scheduler": "balanced"}
 ENGINE = {"chunk": 16, "max_running": 16, "max_rows": 64, "io": "buffered"}
+REGIMES: dict[str, tuple[float, str, tuple[int, ...]]] = {
+    "reading": (0.25, "50%", (2, 6)),
+    "both": (1.0, "60%", (2, 8)),
+    "computing": (0.0, "100%", (3, 6)),
+}
+"""Reads paced to so much of the model's own rate, budget, requests at a time. In the last, every
+expert is read before the first request, and nothing afterwards."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +68,27 @@ class Cell:
     """What is measured once a round."""
 
     scheduler: str
-    memory: str
+    regime: str
     requests: int
 
 
 def cells(quick: bool) -> list[Cell]:
-    """All cells of a model, or four."""
-    names = list(SCHEDULERS)
-    if quick:
-        return [Cell(n, "60%", 4) for n in names]
-    return [Cell(n, m, r) for n in names for m in BUDGETS for r in REQUESTS]
+    """All cells of a model, or a few. Schedulers differ little where nothing is read."""
+    found = [Cell(n, regime, r) for n in SCHEDULERS for regime, (_, _, requests) in REGIMES.items()
+             for r in requests if regime != "computing" or n in ("overlapped", "balanced")]
+    return found[::5] if quick else found
 
 
 class Study:
     """One model: its probes, its cells, and the predictions at the end."""
 
-    def __init__(self, name: str, folder: Path, rate: float) -> None:
-        self.name, self.folder, self.rate = name, folder, rate
+    def __init__(self, name: str, folder: Path, rate: float, new: int) -> None:
+        self.name, self.folder, self.rate, self.new = name, folder, rate, new
         with Checkpoint.open(folder) as ckpt:
             config, self.expert_bytes = ckpt.config, ckpt.expert_bytes()
         self.shape = ModelShape(name, name, (), config.moe_layers, config.experts, config.top_k, 1,
                                 {"own": self.expert_bytes}, 1)  # fmt: skip
-        self.probe = Probe(folder, rate, PROMPT, NEW, **ENGINE)
+        self.probe = Probe(folder, rate, PROMPT, new, **ENGINE)
         self.traces: dict[int, RoutingTrace] = {}
         self.options: dict[Cell, Any] = {}
         self.measured: dict[Cell, list[tuple[float, float]]] = {}
@@ -91,8 +96,10 @@ class Study:
 
     def measure(self, cell: Cell) -> None:
         """One run of the engine."""
-        got = run_once(self.folder, cell.requests, NEW, PROMPT, cell.memory, self.rate, **ENGINE,
-                       **SCHEDULERS[cell.scheduler])  # fmt: skip
+        pace, memory, _ = REGIMES[cell.regime]
+        warm = () if pace else self.probe.everything
+        got = run_once(self.folder, cell.requests, self.new, PROMPT, memory, self.rate * pace,
+                       warm=warm, **ENGINE, **SCHEDULERS[cell.scheduler])  # fmt: skip
         self.measured.setdefault(cell, []).append((got["delayed"], got["tokens_per_s"]))
         self.options[cell] = options_of(got["records"][0], self.name)
         totals = got["totals"]
@@ -106,7 +113,8 @@ class Study:
 
     def predict(self, cell: Cell, costs: HostCosts) -> Any:
         """The same run in virtual time."""
-        arrivals = [Arrival(0.0, PROMPT, NEW)] * cell.requests
+        arrivals = [Arrival(0.0, PROMPT, self.new)] * cell.requests
+        costs = costs.paced(REGIMES[cell.regime][0] or 1.0)
         routes = RecordedRoutes(self.traces[cell.requests])
         return simulate(None, self.shape, routes, self.options[cell], arrivals=arrivals,
                         tokens=10**9, warm_up=0, warm=False, costs=costs)  # fmt: skip
@@ -121,7 +129,7 @@ class Study:
             rate = median(rates)
             seen = self.shares[cell]
             out.append({
-                "model": self.name, "scheduler": cell.scheduler, "memory": cell.memory,
+                "model": self.name, "scheduler": cell.scheduler, "regime": cell.regime,
                 "requests": cell.requests, "measured": rate, "rounds": rates,
                 "all_rounds": [r for _, r in runs], "delayed": [d for d, _ in runs],
                 "delayed_least": min(d for d, _ in runs),
@@ -139,7 +147,7 @@ class Study:
 def show(row: dict[str, Any]) -> str:
     """One line."""
     spread = (max(row["rounds"]) - min(row["rounds"])) / row["measured"]
-    return (f"{row['model']:8} {row['scheduler']:23} {row['memory']:4} {row['requests']:2} requests"
+    return (f"{row['model']:8} {row['scheduler']:23} {row['regime']:9} {row['requests']} requests"
             f"  measured {row['measured']:7.1f} (spread {spread:4.0%})  predicted "
             f"{row['predicted']:7.1f}  {row['error']:+5.1%}  loads {median(row['loads']):.0f} "
             f"{row['predicted_loads']}, waited {row['delayed_least']:.2f}")  # fmt: skip
@@ -155,12 +163,12 @@ def main() -> None:
     args = parser.parse_args()
     crowds = CROWDS[:3] if args.quick else CROWDS
     with tempfile.TemporaryDirectory() as place:
-        studies = [Study("demo", builtin.folder(), 60e6)]
+        studies = [Study("demo", builtin.folder(), 60e6, 12)]
         if args.big:
             layers = max(2, round(args.big * 2**30 / (32 * MIXTURE_EXPERT)))
             config = tiny_config("qwen3_moe", **MIXTURE, num_hidden_layers=layers)
             big = write_checkpoint(Path(place) / "big", config, dtype="BF16")
-            studies.append(Study("mixture", big, 800e6))
+            studies.append(Study("mixture", big, 800e6, 8))
         loads: list[float] = []
         for _ in range(args.rounds):
             for study in studies:
@@ -178,7 +186,8 @@ def main() -> None:
     write_result("validate-simulator", {
         "within": good, "cells": len(rows), "median_error": float(np.median(errors)),
         "greatest_error": float(errors.max()), "load_average": [min(loads), max(loads)],
-        "prompt": PROMPT, "new_tokens": NEW, "costs": costs, "rows": rows,
+        "prompt": PROMPT, "new_tokens": {s.name: s.new for s in studies}, "costs": costs,
+        "regimes": REGIMES, "rows": rows,
     })  # fmt: skip
 
 
