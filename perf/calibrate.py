@@ -63,7 +63,7 @@ class HostCosts:
         return seconds * (self.slowed if work.loading else 1.0)
 
     def paced(self, factor: float) -> HostCosts:
-        """With reads paced to `factor` of the probed rate; loads slow steps as often as they come."""
+        """With reads paced to `factor` of the probed rate; rarer loads slow steps less."""
         return replace(self, bytes_per_s=self.bytes_per_s * factor,
                        slowed=1.0 + (self.slowed - 1.0) * factor)  # fmt: skip
 
