@@ -1,4 +1,5 @@
-"""What every test file shares: Hypothesis draws the same examples on every run.
+"""What every test file shares: Hypothesis draws the same examples on every run, and every run of
+the readable engine is judged when it closes (those of the JAX engine: engines.py).
 
 `--hypothesis-profile=search` draws new ones, for looking further (`make search`, every night): what
 it finds it prints as an example to be added here, and remembers.
@@ -6,6 +7,10 @@ it finds it prints as an example to be added here, and remembers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -25,3 +30,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def readable_engines_are_judged() -> Iterator[None]:
+    """Each keeps its log, which passes the checkers, also beside all earlier ones."""
+    from property_tests.witness import violations
+    from reference.engine import ReferenceEngine
+
+    begin, close = ReferenceEngine.__init__, ReferenceEngine.close
+
+    def beginning(self: ReferenceEngine, path: Any, **options: Any) -> None:
+        begin(self, path, **({"keep_log": True} | options))
+
+    def closing(self: ReferenceEngine) -> None:
+        open_ = not self._closed
+        close(self)
+        if open_ and len(self.records) > 1:
+            found = violations(self.records)
+            assert not found, "\n".join(map(str, found[:5]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReferenceEngine, "__init__", beginning)
+        patch.setattr(ReferenceEngine, "close", closing)
+        yield

@@ -72,7 +72,7 @@ def test_the_trace_has_every_load_step_and_token_at_its_time(events: Path, tmp_p
         rows = {}
         for (number, chunk, _), _, _ in r["parts"]:
             left = 2 + 2 * number - 4 * chunk
-            rows[str(number)] = min(4, left) if left > 0 else 1
+            rows[f"r{number}"] = min(4, left) if left > 0 else 1
         assert e["args"]["requests"] == rows
         name = "entry" if r["layer"] < 0 else f"layer {r['layer']}"
         assert e["name"].startswith(f"{name}: {sum(rows.values())} row")
