@@ -75,4 +75,18 @@ LARGE: tuple[Scope, ...] = (
         (2, 4, 2, 4), ((1, 2), (1, 2)), channels=2, batch=True, readiness="expert",
         load_faults=1, suite="long",
     ),
+    scope(
+        "deep-faults-k2", "deep-batch-k2 with a failed load and a cancel anywhere",
+        (3, 3, 2, 4), ((1, 5), (1, 5)), batch=True, initial=1, load_faults=1, cancels=1,
+        suite="long",
+    ),
+    scope(
+        "deep-three-k2", "three requests through three layers, coming at any time",
+        (3, 3, 2, 4), ((1, 3), (1, 3), (1, 2)), batch=True, initial=1, suite="long",
+    ),
+    scope(
+        "deep-tasks-k2", "deep-batch-k2 by tasks",
+        (3, 3, 2, 3), ((1, 4), (1, 4)), batch=True, initial=1, readiness="expert",
+        suite="long",
+    ),
 )  # fmt: skip
