@@ -13,6 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,11 +22,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jax_impl.app.main import main
+from jax_impl.app.replay_pools import replay_pools
 from jax_impl.holdings import Holdings
 from jax_impl.kv import KvKind
+from oracle.checkers.pools import check_pools
+from reference.files.event_log import read_log
 from reference.files.requests import Request
 from reference.handle import RequestHandle
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the child
 ROOT = Path(__file__).resolve().parent.parent
 PIPELINES = {
     # name: (memory devices, heads shared out, overlap, context moves exactly as in rotation)
@@ -34,6 +40,7 @@ PIPELINES = {
     "gqa head 2, n=2, no overlap": (2, True, False, True),
     "mqa request 2, n=1": (2, False, True, True),
     "moe resident, n=2": (1, True, True, True),
+    "moe slots, n=3, queue": (1, True, True, False),
     "mla request 2, n=3, prefill": (2, False, True, True),
     "windows head 2, n=2, prefill": (2, True, True, True),
 }
@@ -109,6 +116,16 @@ def test_kv_is_in_the_memory_pool_and_nowhere_else(ran: dict, name: str) -> None
     assert found["memory_kv"] > 0
 
 
+@pytest.mark.rule("LAMINA-11")
+def test_every_byte_on_a_device_is_accounted_for(ran: dict) -> None:
+    """All arrays that live on a compute device are weights and the bank of rows, to the byte; on a
+    memory device all are KV, but for a tile's queries and what was attended."""
+    held = ran["held"]
+    assert len(held["compute"]) == 2 and len(held["memory"]) == 2
+    assert all(there == told > 0 for there, told in held["compute"])
+    assert all(told <= there <= told + 2 * held["queries"] for there, told in held["memory"])
+
+
 @pytest.mark.rule("LAMINA-21", "LAMINA-13", "LAMINA-1")
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_experts_offloaded_and_attention_elsewhere(ran: dict, name: str) -> None:
@@ -120,6 +137,14 @@ def test_experts_offloaded_and_attention_elsewhere(ran: dict, name: str) -> None
     assert found["quiet"] and found["tiles"] > 0
     assert found["violations"] == [] and found["kv_bytes"] > 0
     assert not any(found["missing"].values())
+
+
+@pytest.mark.rule("LAMINA-20", "LAMINA-13")
+def test_turns_wait_for_experts_that_do_not_fit(ran: dict) -> None:
+    """Replicas with 10 slots for 2 layers of 8 experts: the same bits (above), many more reads."""
+    found = ran["moe slots, n=3, queue"]
+    assert found["loads"] > 50 and found["resident"] <= 10
+    assert ran["moe resident, n=2"]["loads"] == 0
 
 
 @pytest.mark.rule("LAMINA-25")
@@ -222,4 +247,124 @@ def test_what_cannot_be_is_refused(ran: dict) -> None:
     assert "divides the 1 KV heads" in told["mla heads"]
     assert "jax_num_cpu_devices to 9" in told["devices"]
     assert "no option batch" in told["option"]
+    assert "expert_slots: 2; at least" in told["slots"]
     assert "queue" in told["order"] and "one block" in told["kv"]
+
+
+# The log
+
+
+@pytest.mark.rule("LAMINA-27", "LAMINA-28", "LAMINA-1", "LAMINA-5")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_logs_hold_and_are_decided_again(ran: dict, name: str) -> None:
+    """Losses, failures and cancels among them."""
+    log = read_log(ran[name]["log"], pools=True)
+    assert log.complete and check_pools(log) == []
+    again = replay_pools(log, name)
+    assert again.difference == "" and again.complete
+    assert again.actions > 50 and again.asks > 50
+    kinds = {m[0] for r in log.records for m in r.get("wire", ())}
+    assert {"open", "q", "kv", "a"} <= kinds and ("pull" in kinds) == (name in PREFILLED)
+
+
+def first(records: list[dict], word: str, name: str, n: int = 0, **fields: Any) -> int:
+    """Where the n-th record with this name and these fields is."""
+    return [i for i, r in enumerate(records) if r.get(word) == name
+            and all(r[k] == v for k, v in fields.items())][n]  # fmt: skip
+
+
+def message(records: list[dict], kind: str, n: int = 3) -> list:
+    return [m for r in records for m in r.get("wire", ()) if m[0] == kind][n]
+
+
+def _swap(records: list[dict]) -> None:
+    q, kv = message(records, "q"), message(records, "kv")
+    q[0], kv[0] = "kv", "q"
+
+
+def _drop(word: str, name: str, n: int = 0, **fields: Any) -> Callable[[list[dict]], None]:
+    return lambda records: records.pop(first(records, word, name, n, **fields)) and None
+
+
+def _wider(kind: str) -> Callable[[list[dict]], None]:
+    def change(records: list[dict]) -> None:
+        message(records, kind)[-1] += 4
+
+    return change
+
+
+def _set(word: str, name: str, n: int, **to: Any) -> Callable[[list[dict]], None]:
+    return lambda records: records[first(records, word, name, n)].update(to)
+
+
+def _early(records: list[dict]) -> None:
+    """A request is in its first token before its prompt has come."""
+    i = first(records, "event", "Pulled", 5)
+    records.insert(first(records, "action", "Turn", 8, slice=0), records.pop(i))
+    request = records[first(records, "event", "Pulled", 0)]["request"]
+    turn = next(r for r in records if r.get("action") == "Turn" and r["slice"] == 0
+                and any(s[0] == request for s in r["spans"]))  # fmt: skip
+    records.remove(turn)
+    records.insert(first(records, "action", "Prefill", 0, request=request) + 1, turn)
+
+
+@pytest.mark.rule("LAMINA-28")
+@pytest.mark.parametrize(
+    ("found", "change"),
+    [
+        ("P1", _swap),
+        ("P1", lambda r: message(r, "a").__setitem__(2, 0 if message(r, "a")[2] else 1)),
+        ("P1", lambda r: message(r, "context").__setitem__(2, 9)),
+        ("P2", _wider("q")), ("P2", _wider("kv")), ("P2", _wider("a")), ("P2", _wider("pull")),
+        ("P2", _wider("context")),
+        ("P3", _drop("action", "Finish")), ("P3", _drop("action", "Place")),
+        ("P3", lambda r: r.insert(-1, dict(r[first(r, "action", "Finish", 0)]))),
+        ("P4", _set("action", "Place", 1, devices=[0, 1])),
+        ("P4", lambda r: [x.update(devices=[0]) for x in r if x.get("action") == "Place"]),
+        ("P5", _drop("event", "AttentionDone", 3)), ("P5", _drop("event", "SliceDone", 3)),
+        ("P5", _set("action", "Turn", 4, slice=2)),
+        ("P5", lambda r: r[first(r, "action", "Turn", 0, slice=0)]["spans"][0].__setitem__(1, 3)),
+        ("P6", _drop("event", "Pulled")), ("P6", _early), ("P6", _drop("event", "Prefilled")),
+        ("P6", lambda r: message(r, "pull").__setitem__(3, 1 - message(r, "pull")[3])),
+        ("P7", lambda r: [x.update(replica=1 - x["replica"]) for x in r
+                          if x.get("action") == "Turn" and x["slice"] == 1]),
+        ("LOG", lambda r: r.pop() and None),
+    ],
+)  # fmt: skip
+def test_a_log_with_a_fault_is_found_out(
+    ran: dict, found: str, change: Callable[[list[dict]], Any]
+) -> None:
+    log = read_log(ran["mla request 2, n=3, prefill"]["log"], pools=True)
+    if found == "P4":
+        log.head["options"]["blocks"] = 11  # as full as it gets with requests on both devices
+    change(log.records)
+    assert found in {v.property for v in check_pools(log)}
+    if found == "P5":
+        assert replay_pools(log, "log").difference
+
+
+@pytest.mark.rule("LAMINA-27", "LAMINA-28", "APP-6", "APP-7")
+def test_covey_checks_and_replays_such_a_log(
+    ran: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ran["mha head 2, n=3"]["log"]
+    assert main(["check", log]) == main(["replay", log]) == 0
+    assert "no violation of P1, P2" in capsys.readouterr().out
+    lines = Path(log).read_text().splitlines()
+    for number, old, new, told in (
+        (0, '"layers":2', '"layers":0', "options.layers is 0"),
+        (0, '"order":"rotation"', '"order":"any"', "rotation or queue"),
+        (0, '"pools":1', '"pools":7', "version 7"),
+        (1, '"Arrived"', '"Came"', "known: Arrived"),
+        (1, '"request":0', '"request":-1', "Arrived.request is -1"),
+    ):
+        bad = tmp_path / "bad.jsonl"
+        changed = [*lines]
+        assert old in changed[number]
+        changed[number] = changed[number].replace(old, new, 1)
+        bad.write_text("\n".join(changed) + "\n")
+        assert main(["check", str(bad)]) == 2
+        err = capsys.readouterr().err
+        assert told in err and f"bad.jsonl:{number + 1}" in err and len(err.splitlines()) == 1
+    assert main(["timeline", log]) == 2 and "another pool" in capsys.readouterr().err
+    assert main(["check", log, log]) == 2 and "alone" in capsys.readouterr().err

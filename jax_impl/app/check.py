@@ -15,6 +15,7 @@ from typing import Any
 
 from reference.files import strict_json
 from reference.files.event_log import Log, read_log
+from reference.files.pools_log import is_pools
 from reference.files.regular import reason
 from reference.files.strict_json import place, show
 from reference.vocab.errors import BadInput
@@ -37,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
     if args.outputs and len(args.events) > 1:
         raise BadInput("--outputs: belongs to one log; give one EVENTS")
     rows = outputs_of(args.outputs) if args.outputs else None
-    logs = {str(path): read_log(path) for path in args.events}
+    logs = {str(path): read_log(path, pools=True) for path in args.events}
+    apart = {name: log for name, log in logs.items() if is_pools(log.head)}
+    if apart and (rows is not None or len(args.events) > 1):
+        raise BadInput(f"{min(apart)}: attention in another pool; such a log is checked alone")
+    if apart:
+        return max(judge_pools(log, name, not args.incomplete) for name, log in apart.items())
     status = 0
     for name, log in logs.items():
         status = max(status, judge(log, name, complete=not args.incomplete, outputs=rows))
@@ -93,6 +99,21 @@ def judge(
         print(f"{records} records, {len(violations)} violations of {broken}")
         return 1
     print(f"{records} records, no violation of {', '.join(CHECKS)}")
+    return 0
+
+
+def judge_pools(log: Log, name: str, complete: bool) -> int:
+    """Prints the verdict on a log of attention in another pool (LAMINA-28)."""
+    from oracle.checkers.pools import CHECKS, check_pools
+
+    found = check_pools(log, complete=complete)
+    for violation in found[:SHOWN_MAX]:
+        print(f"{name}:{violation.line}: {violation.property}: {violation.text}")
+    if found:
+        broken = ", ".join(sorted({v.property for v in found}))
+        print(f"{len(log.records)} records, {len(found)} violations of {broken}")
+        return 1
+    print(f"{len(log.records)} records, no violation of {', '.join(CHECKS)}")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from reference.control.scheduler import Scheduler
 from reference.files.event_log import Log, action_from_record, event_from_record, read_log
+from reference.files.pools_log import is_pools
 from reference.vocab.actions import Action
 from reference.vocab.errors import BadInput, IllegalEvent
 from reference.vocab.options import ControlOptions
@@ -39,7 +40,13 @@ class Replayed:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every action is the same, 1 otherwise (APP-7)."""
-    seen = replay(read_log(args.events), str(args.events))
+    log = read_log(args.events, pools=True)
+    if is_pools(log.head):
+        from jax_impl.app.replay_pools import replay_pools
+
+        seen = replay_pools(log, str(args.events))
+    else:
+        seen = replay(log, str(args.events))
     if seen.difference:
         print(f"{args.events}:{seen.line}: {seen.difference}")
         print(f"differs after {seen.events} events and {seen.actions} equal actions")

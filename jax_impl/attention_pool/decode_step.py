@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jax_impl.attend import Attend
 from jax_impl.attention_pool.converter import attention
-from jax_impl.attention_pool.options import experts_on
+from jax_impl.attention_pool.expert_slots import experts_on
 from jax_impl.attention_pool.pieces import PooledLayers
 from jax_impl.kernels.dots import dot
 from jax_impl.kernels.experts import combine, gated

@@ -5,8 +5,9 @@
 
 `reference.control.attention_serving` decides; one thread here tells it what happened and obeys.
 Replicas, memory devices and prefill workers have a dispatch thread each. For dense models, and for
-mixtures whose experts all fit on a replica; a mixture over its budget runs under `JaxEngine` with
-`Offloaded`. Either way tokens and logits are the bits of the monolithic engine (LAMINA-13).
+mixtures whose experts fit on a replica, or are waited for there (`expert_slots`); under `JaxEngine`
+with `Offloaded` a mixture over its budget does not wait. Either way tokens and logits are the bits
+of the monolithic engine (LAMINA-13).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import Any
 from jax_impl import compile_cache
 from jax_impl.attention_pool.compute import Replica
 from jax_impl.attention_pool.devices import memory_pool, pick
+from jax_impl.attention_pool.expert_slots import Channel, ExpertSlots
 from jax_impl.attention_pool.loop import PoolLoop
 from jax_impl.attention_pool.messages import Cancel, Lost
-from jax_impl.attention_pool.options import LaminaOptions, experts_on, sizes_of
+from jax_impl.attention_pool.options import LaminaOptions, sizes_of
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.prefill import PrefillModel, PrefillWorker
+from jax_impl.attention_pool.recorded import RecordedServing, log_of
 from jax_impl.attention_pool.seats import Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Worker
@@ -34,6 +37,7 @@ from jax_impl.engine import OnLogits, StopAt, check_request
 from reference.control.attention_serving import Serving
 from reference.control.attention_wire import Protocol
 from reference.files.checkpoint import Checkpoint
+from reference.files.event_log import LogWriter
 from reference.files.requests import Request
 from reference.handle import RequestHandle
 from reference.vocab.errors import BadInput, CoveyError
@@ -44,12 +48,12 @@ class LaminaEngine:
 
     def __init__(
         self, ckpt: Checkpoint, options: LaminaOptions, workers: list[Worker], pool: MemoryPool,
-        wire: Wire, loop: PoolLoop,
+        wire: Wire, loop: PoolLoop, channel: Channel, log: LogWriter | None = None,
     ) -> None:  # fmt: skip
         self.options, self.config = options, ckpt.config
-        self.wire, self.pool, self.workers = wire, pool, workers
+        self.wire, self.pool, self.workers, self.channel = wire, pool, workers, channel
         self.began = time.monotonic()
-        self._ckpt, self._loop = ckpt, loop
+        self._ckpt, self._loop, self._log = ckpt, loop, log
         self._longest = workers[0].replica.max_len
 
     @classmethod
@@ -58,17 +62,27 @@ class LaminaEngine:
         told = LaminaOptions.of(**options)
         ckpt = Checkpoint.open(path)
         sizes, control = sizes_of(ckpt, told)
-        serving = Serving(control)
+        began = time.monotonic()
+        keep = told.keep_log or told.log is not None
+        wire = Wire(keep=keep, protocol=Protocol() if told.check else None)
+        log = None
+        serving = Serving(control)  # what it refuses is refused before a file is made
+        if keep:
+            log = log_of(
+                ckpt, control, told.kv_dtype, told.log, told.keep_log,
+                lambda: time.monotonic() - began,
+            )  # fmt: skip
+            serving = RecordedServing(control, log, wire)
         replicas = serving.rotation.replicas
         compute, memory = pick(replicas + told.prefill, told.memory_devices)
         compute, elsewhere = compute[:replicas], compute[replicas:]
         compile_cache.use(told.compile_cache)
-        wire = Wire(protocol=Protocol() if told.check else None)
         pull_bytes = told.pull_bytes if told.prefill else 0
         pool = memory_pool(
             ckpt, memory, wire, told.partition, told.overlap, told.timed, sizes, pull_bytes
         )
         pool.compile(told.progress)
+        channel = Channel(ckpt, told.rate if told.expert_slots else None)
         workers: list[Worker] = []
         loop: PoolLoop
         for n, device in enumerate(compute):
@@ -76,13 +90,14 @@ class LaminaEngine:
                 ckpt, device=device, pool=pool, wire=wire, moves=len(compute) > 1, **sizes
             )
             replica.compile(told.progress)
-            alone, experts = len(compute) == 1, experts_on(ckpt, device)
+            alone = len(compute) == 1
+            experts = ExpertSlots(ckpt, device, channel, told.expert_slots)
             workers.append(Worker(n, replica, experts, alone, lambda done: loop.post(done)))
         prefill = []
         for n, device in enumerate(elsewhere):
             model = PrefillModel(ckpt, device=device, **sizes)
             model.compile(told.progress)
-            experts = experts_on(ckpt, device)
+            experts = ExpertSlots(ckpt, device, channel, told.expert_slots)
             prefill.append(PrefillWorker(n, model, experts, lambda made: loop.post(made)))
         seats = Seats(
             ckpt.config, workers[0].replica.kinds, told.kv_block, sizes["rows"], told.tile,
@@ -94,7 +109,8 @@ class LaminaEngine:
         for worker in (*workers, *prefill):
             worker.begin()
         loop.begin()
-        return cls(ckpt, told, workers, pool, wire, loop)
+        channel.reads = channel.bytes = 0  # what is counted is what turns waited for
+        return cls(ckpt, told, workers, pool, wire, loop, channel, log)
 
     # -- any thread
 
@@ -158,7 +174,13 @@ class LaminaEngine:
             "replica_s": computing, "attend_s": busy.attend_s, "hidden_s": busy.hidden_s,
             "kv_bytes": self.pool.kv_bytes, "early": busy.early, "asks": busy.asks,
             "prompt_rows": self._loop.prompt_rows, "pulls": asdict(self.pool.told),
+            "loads": self.channel.reads, "loaded_bytes": self.channel.bytes,
         }  # fmt: skip
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The event log from its head on, when `keep_log` was asked for."""
+        return [] if self._log is None else [self._log.head, *self._log.records]
 
     @property
     def failure(self) -> BaseException | None:
@@ -185,6 +207,11 @@ class LaminaEngine:
         for worker in (*self.workers, *self._loop.handovers.workers):
             worker.end(timeout_s)
         self.pool.end(timeout_s)
+        if self._log is not None:
+            if self._loop.ended_well:
+                told = self.totals()
+                self._log.end({"tokens": told["tokens"], "rows": told["rows"], **told["wire"]})
+            self._log.close()
         self._ckpt.close()
 
     def __enter__(self) -> LaminaEngine:

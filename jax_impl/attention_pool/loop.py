@@ -36,6 +36,7 @@ class PoolLoop:
         seats: Seats, eos: frozenset[int], timed: bool, prefill: Sequence[PrefillWorker] = (),
     ) -> None:  # fmt: skip
         self.failure: BaseException | None = None
+        self.ended_well = False
         self.tokens = self.rows = self.prompt_rows = 0
         self.batch_of_tile: dict[int, int] = {}
         self.seats = seats
@@ -106,6 +107,7 @@ class PoolLoop:
                 for item in items:
                     self._taking[type(item)](item)
                 self._obey()
+            self.ended_well = self._serving.idle
         except BaseException as e:
             error = e
         with self._lock:

@@ -7,12 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jax_impl.kv import KV_DTYPES, KvDtype
 from jax_impl.model import Compute
 from jax_impl.options import silent
-from jax_impl.stored import dtype_of
 from reference.control.attention_partition import PARTITIONS, Partition
 from reference.control.attention_rotation import ORDERS, Order
 from reference.control.attention_serving import ServingOptions
@@ -32,9 +29,12 @@ class LaminaOptions:
     kv_block, kv_dtype, tile, compute   as in JaxEngine
     prefill         workers that run prompts, on devices of their own; 0: the batches do (LAMINA-12)
     pull_bytes      most bytes of a prompt's KV that a memory device pulls at a time
+    expert_slots    routed experts that each replica holds, the others being read when a turn needs
+                    them; 0: all of them    rate  most bytes/s of such reads, all together
     overlap         attend over the past while keys and values are made (LAMINA-2)
     timed           wait for every piece of attention, to measure when it ended
     check           judge every message by the protocol as it is sent (LAMINA-1)
+    log, keep_log   write the event log to a file; keep it in memory (LAMINA-27)
     ignore_eos, progress, compile_cache as in JaxEngine
     """
 
@@ -52,9 +52,13 @@ class LaminaOptions:
     compute: Compute = "f32"
     prefill: int = 0
     pull_bytes: int = 1 << 18
+    expert_slots: int = 0
+    rate: float | None = None
     overlap: bool = True
     timed: bool = False
     check: bool = False
+    log: str | Path | None = None
+    keep_log: bool = False
     ignore_eos: bool = False
     progress: Callable[[str], None] = silent
     compile_cache: str | Path | None = "auto"
@@ -69,9 +73,11 @@ class LaminaOptions:
         for name in ("batches", "max_batch", "chunk", "memory_devices", "kv_block", "tile"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
-        for name, least in (("prefill", 0), ("pull_bytes", 1)):
+        for name, least in (("prefill", 0), ("pull_bytes", 1), ("expert_slots", 0)):
             if getattr(self, name) < least:
                 raise BadInput(f"{name}: {getattr(self, name)}; at least {least} expected")
+        if self.rate is not None and not self.rate > 0:
+            raise BadInput(f"rate: {self.rate}; more than 0 bytes/s expected")
         if self.kv_tokens < self.kv_block:
             raise BadInput(f"kv_tokens: {self.kv_tokens}; at least one block of {self.kv_block}")
 
@@ -102,17 +108,3 @@ def sizes_of(ckpt: Checkpoint, o: LaminaOptions) -> tuple[dict[str, Any], Servin
         blocks=blocks, kv_block=o.kv_block, prefill=o.prefill,
     )  # fmt: skip
     return sizes, control
-
-
-def experts_on(ckpt: Any, device: Any) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """Every routed expert as arrays on a device; nothing for a dense model."""
-    return {
-        (layer, e): tuple(
-            jax.device_put(
-                ckpt.read(r).view(dtype_of(r.dtype, f"expert {layer}.{e}")).reshape(r.shape), device
-            )
-            for r in ckpt.expert(layer, e)
-        )
-        for layer in ckpt.config.moe_layers
-        for e in range(ckpt.config.experts)
-    }

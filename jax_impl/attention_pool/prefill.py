@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.attention_pool.expert_slots import ExpertSlots
 from jax_impl.attention_pool.puller import PromptKV
 from jax_impl.attention_pool.seats import Seat
-from jax_impl.attention_pool.worker import expert_tasks, tell
+from jax_impl.attention_pool.worker import run_experts, tell
 from jax_impl.kv import Table
 from jax_impl.layers import Piece
 from jax_impl.model import JaxModel, StageOut
@@ -134,7 +135,7 @@ class PrefillWorker:
 
     def __init__(
         self, number: int, model: PrefillModel,
-        experts: Mapping[tuple[int, int], tuple[Any, ...]], post: Callable[[Any], None],
+        experts: ExpertSlots, post: Callable[[Any], None],
     ) -> None:  # fmt: skip
         self.number, self.model, self.experts = number, model, experts
         self.prompts = 0
@@ -196,7 +197,7 @@ class PrefillWorker:
         while out.layer is not None:
             if out.bad.any():
                 raise RequestFailed(f"NaN in the router's scores at layer {out.layer}")
-            model.experts(out.layer, expert_tasks(self.experts, out.layer, out.topk, rows))
+            run_experts(model, self.experts, out.layer, out.topk, rows)
             out = model.advance(out.layer, rows, positions, tables, want).get()
         chosen: dict[int, Choice | None] = {}
         for p in sorted(out.logits):

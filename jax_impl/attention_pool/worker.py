@@ -1,7 +1,8 @@
 """A replica's dispatch thread: one turn of one batch after another.
 
 A turn closes the layer whose attention came back, runs its feed-forward (a mixture's experts, which
-all lie on the replica, included), and opens the next layer; the last one ends in logits and tokens.
+lie on the replica or are read for it, included), and opens the next layer; the last one ends in
+logits and tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
 
 from jax_impl.attention_pool.compute import Replica
+from jax_impl.attention_pool.expert_slots import ExpertSlots
 from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.seats import Aboard, Seat
-from jax_impl.model import ExpertTask
+from jax_impl.model import ExpertTask, JaxModel
 from jax_impl.steps import one_line
 from reference.control.attention_serving import Turn
 from reference.sampling import choose
@@ -60,7 +61,7 @@ class Worker:
     """Runs jobs in order and posts what came of them."""
 
     def __init__(
-        self, number: int, replica: Replica, experts: Mapping[tuple[int, int], tuple[Any, ...]],
+        self, number: int, replica: Replica, experts: ExpertSlots,
         alone: bool, post: Callable[[Done], None],
     ) -> None:  # fmt: skip
         self.number, self.replica, self.experts = number, replica, experts
@@ -137,7 +138,7 @@ class Worker:
         k = all_.shape[1] // 2
         bad = {owners[n][0]: f"NaN in the router's scores at layer {i}"
                for n in np.flatnonzero(all_[:, 2 * k])}  # fmt: skip
-        model.experts(i, expert_tasks(self.experts, i, all_[:, :k], rows))
+        run_experts(model, self.experts, i, all_[:, :k], rows)
         return bad
 
     def _sample(self, job: Job, chosen: dict[int, Choice | None], failed: dict[int, str]) -> None:
@@ -163,18 +164,20 @@ class Worker:
                 failed.setdefault(request, text)
 
 
-def expert_tasks(
-    experts: Mapping[tuple[int, int], tuple[Any, ...]], layer: int, topk: np.ndarray,
-    rows: Sequence[int],
-) -> list[ExpertTask]:  # fmt: skip
-    """What the experts of a layer have to do for bank rows that chose topk [rows, K]."""
-    tasks = []
-    for e in np.unique(topk):
-        where, ranks = np.nonzero(topk == e)
-        handle = experts.get((layer, int(e)))
-        if handle is not None:  # what a NaN chose need be no expert
+def run_experts(
+    model: JaxModel, experts: ExpertSlots, layer: int, topk: np.ndarray, rows: Sequence[int]
+) -> None:
+    """The experts of a layer for bank rows that chose topk [rows, K]: as many at a time as there
+    are slots for, read first where they are missing."""
+    wanted = [int(e) for e in np.unique(topk) if 0 <= e < experts.count]  # a NaN's may be none
+    for wave, handles in enumerate(experts.waves(layer, wanted)):
+        if wave:
+            model.wait()
+        tasks = []
+        for e, handle in handles.items():
+            where, ranks = np.nonzero(topk == e)
             tasks.append(ExpertTask(handle, [rows[int(n)] for n in where], [int(r) for r in ranks]))
-    return tasks
+        model.experts(layer, tasks)
 
 
 def tell(

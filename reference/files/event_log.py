@@ -21,6 +21,7 @@ from typing import Any
 from reference.files import strict_json
 from reference.files.log_head import check_head, head_of, options_of
 from reference.files.log_records import action_from_record, event_from_record, plain, record_of
+from reference.files.pools_log import check_pools_head, check_pools_record, is_pools
 from reference.files.regular import reason
 from reference.files.strict_json import kind, place, show
 from reference.vocab.actions import Action
@@ -112,6 +113,10 @@ class LogWriter:
         if self._wanted():
             self._write(record_of(action), extra)
 
+    def note(self, record: Mapping[str, Any], **extra: Any) -> None:
+        """A record of another vocabulary (pools_log); `extra` fields are added."""
+        self._write(plain(dict(record)), extra)
+
     def end(self, totals: Mapping[str, Any]) -> None:
         """The last record; only a log that has it is complete."""
         self._write({"end": dict(totals)}, {})
@@ -185,8 +190,9 @@ class LogWriter:
         self.close()
 
 
-def read_log(path: str | os.PathLike[str]) -> Log:
+def read_log(path: str | os.PathLike[str], *, pools: bool = False) -> Log:
     """Read and check a log (LOG-6). A last line that was cut off is left out, with a warning.
+    pools: it may be one of attention in another pool (pools_log; LAMINA-27).
 
     Errors: BadInput, one line naming the file and the line, for another version, an incomplete
     head, or a record that is not a legal one.
@@ -197,7 +203,14 @@ def read_log(path: str | os.PathLike[str]) -> Log:
             first = file.readline(MAX_LINE)
             if not first:
                 raise BadInput(f"{where}: empty; an event log begins with its head")
-            log = Log(check_head(strict_json.parse(first, f"{where}:1"), f"{where}:1"))
+            head, other = strict_json.parse(first, f"{where}:1"), False
+            if is_pools(head):
+                other = True
+                if not pools:
+                    raise BadInput(f"{where}:1: attention in another pool; `covey check` and "
+                                   "`covey replay` read such a log")
+            check = check_pools_head if other else check_head
+            log = Log(check(head, f"{where}:1"))
             last_time = -math.inf
             number = 1
             while line := file.readline(MAX_LINE):
@@ -211,7 +224,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
                     return log
                 if log.complete:
                     raise BadInput(f"{where}:{number}: a record after the end of the log")
-                last_time = _record(record, last_time, f"{where}:{number}")
+                last_time = _record(record, last_time, f"{where}:{number}", other)
                 log.records.append(record)
                 log.complete = "end" in record
     except OSError as e:
@@ -221,7 +234,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     return log
 
 
-def _record(record: Any, last_time: float, where: str) -> float:
+def _record(record: Any, last_time: float, where: str, pools: bool = False) -> float:
     """Check one record after the head; its time (LOG-3, LOG-7)."""
     if not isinstance(record, dict):
         raise BadInput(f"{where}: an object is needed, not {kind(record)}")
@@ -232,7 +245,9 @@ def _record(record: Any, last_time: float, where: str) -> float:
     if t is None or type(t) not in (int, float) or t < last_time:
         raise BadInput(f"{where}: t is {show(t, 30)}; seconds that never go back are needed")
     try:
-        if words[0] == "event":
+        if pools:
+            check_pools_record(record)
+        elif words[0] == "event":
             event_from_record(record)
         elif words[0] == "action":
             action_from_record(record)
