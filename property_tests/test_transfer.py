@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jax_impl import slots
 from jax_impl.fault_readers import ControlledReader, FaultyReader
 from jax_impl.readers import FileReader, Reader, ThrottledReader
 from jax_impl.slots import SlotPool, layout
@@ -410,3 +411,24 @@ def test_a_flipped_bit_shows_in_the_checksum(shard: Shard) -> None:
         sums.append(done.sum)
         assert bench.transfers.close()
     assert sums[0] != sums[1]
+
+
+@pytest.mark.rule("XFER-2")
+def test_the_quick_way_to_an_array_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same memory, values and placement; another jax than those known costs time, not results."""
+    memory = np.frombuffer(slots.private_memory(4096), np.uint8)
+    memory[:] = np.arange(4096) % 251
+    views = [memory[64:192].view(np.float32).reshape(4, 8), memory[256:320].view(np.uint16)]
+    quick, usual = slots.quick_put()(views), jax.device_put(views)
+    for a, b, view in zip(quick, usual, views, strict=True):
+        assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes() == view.tobytes()
+        if jax.default_backend() == "cpu":
+            assert a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer() == view.ctypes.data
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    monkeypatch.setattr(xla_client, "batched_device_put", None)
+    assert slots.quick_put() is jax.device_put
+    monkeypatch.setattr(xla_client, "batched_device_put",
+                        lambda aval, sharding, xs, *more: jax.numpy.array(xs[0]))
+    assert slots.quick_put() is jax.device_put, "a copy is not the slot's memory"
