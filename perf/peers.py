@@ -33,6 +33,7 @@ from typing import Any
 
 from jax_impl.app import bench, builtin
 from jax_impl.app.machine import drop_pages, setting
+from jax_impl.app.picture import colour
 from perf.gguf_file import write_gguf
 from perf.limits import Group, controller, device_of, disk_ticks, read_ahead, read_bytes
 from reference.files.budget import parse_size, show_size
@@ -284,12 +285,43 @@ class Comparison:
         return row
 
 
+def draw(document: dict[str, Any], out: Path) -> None:
+    """Tokens a second of every engine over requests at a time, as a PNG (needs matplotlib)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 3.6), dpi=110, layout="constrained")
+    axis = figure.subplots()
+    crowds = [row["requests"] for row in document["rows"]]
+    for n, name in enumerate(document["rows"][0]["engines"]):
+        points = [row["engines"][name] for row in document["rows"]]
+        axis.plot(crowds, [f["tokens_per_s"] for f in points], "o-", color=colour(n), label=name,
+                  markersize=4)
+        axis.fill_between(crowds, [min(f["rounds_tokens_per_s"]) for f in points],
+                          [max(f["rounds_tokens_per_s"]) for f in points], color=colour(n),
+                          alpha=0.15, linewidth=0)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(crowds, [str(c) for c in crowds])
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    axis.set_xlabel("requests at a time", fontsize=9)
+    axis.set_ylabel("tokens/s", fontsize=9)
+    axis.set_title(f"{document['memory']} of the experts in memory; "
+                   f"{document['machine']['processor']}, {document['machine']['cores']} cores",
+                   fontsize=9)
+    axis.legend(fontsize=8, frameon=False)
+    figure.savefig(out)
+
+
 def arguments() -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", type=builtin.model)
     parser.add_argument("--json", metavar="OUT", type=Path, required=True)
+    parser.add_argument("--png", metavar="OUT", type=Path, help="draw the table (matplotlib)")
     parser.add_argument("--memory", default="50%", help="share of the experts, or bytes for them")
     parser.add_argument("--requests", type=bench.counts, default=(1, 4, 8, 16))
     parser.add_argument("--rounds", type=int, default=2)
@@ -331,6 +363,8 @@ def main() -> None:
             parser.error(str(error))
     document |= {"load_after": os.getloadavg()[0], "seconds": time.monotonic() - began}
     args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.png:
+        draw(document, args.png)
     print(args.json)
 
 
