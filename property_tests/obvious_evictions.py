@@ -216,15 +216,16 @@ class Pooled(Counted):
         self.count[code] += 1
         if slot >= 0:
             self.use(slot, code)
-        mine = range(self.layer(code) * self.experts, (self.layer(code) + 1) * self.experts)
-        if sum(self.count[c] for c in mine) < self.limit * self.experts:
-            return
-        for c in mine:
-            self.count[c] //= 2
-        for s, c in self.line:
-            if c in mine and self.grade[s] > 0:
-                self.grade[s] //= 2
-        self.line.sort(key=lambda x: self.grade[x[0]])
+
+    def entered(self, visits: int, running: int) -> None:
+        self.since = getattr(self, "since", 0) + visits
+        if self.since >= running:
+            self.since, self.turns = 0, getattr(self, "turns", 0) + 1
+            if self.turns % 12 == 0:
+                for c in self.count:
+                    self.count[c] //= 2
+                self.grade = {s: g // 2 if g > 0 else g for s, g in self.grade.items()}
+                self.line.sort(key=lambda x: self.grade[x[0]])
 
     def use(self, slot: int, code: int) -> None:
         self.line.remove((slot, code))
@@ -234,7 +235,7 @@ class Pooled(Counted):
         own, grade = self.layer(code) == self.layer(newcomer), self.grade[slot]
         layer = self.layer(code) * self.experts
         total = sum(self.count[c] for c in range(layer, layer + self.experts))
-        heavy = grade if grade <= 0 else grade * (4 if own else 5) / total
+        heavy = grade if grade <= 0 else grade * (1 if own else 2) / total
         return (heavy, not own, self.layer(code), self.place(slot))
 
 

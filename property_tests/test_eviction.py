@@ -131,7 +131,7 @@ def test_nothing_counts_for_ever(name: str) -> None:
             assert all(len(past) <= policy.reach for past in policy.past)
         elif name == "frequency":
             sums = [sum(policy.count[i * 6 : i * 6 + 6]) for i in range(traffic.layers)]
-            assert policy.total == sums and max(sums) < policy.LIMIT * 6
+            assert policy.total == sums and policy.passes < policy.PASSES
         else:
             assert max(policy.count) < policy.LIMIT
 
@@ -157,14 +157,14 @@ FAULTS = {
     "too-much-is-remembered": (COUNTS, "if len(past) > self.reach:", "if False:", "adaptive"),
     "the-past-is-shared": (COUNTS, "new.past = [order.copy() for order in self.past]",
                            "new.past = self.past", "adaptive"),
-    "nobody-halves": (FREQUENCY, "if self.total[layer] >=", "if False and self.total[layer] >=",
-                      "frequency"),
+    "nobody-halves": (FREQUENCY, "if self.passes == self.PASSES:", "if False:", "frequency"),
+    "a-pass-is-a-visit": (FREQUENCY, "if self.entries < running:", "if False:", "frequency"),
     "the-total-stays": (FREQUENCY, "self.total[layer] = sum(self.count[codes])", "pass",
                         "frequency"),
     "the-least-is-stale": (FREQUENCY, "if low is not None and n < low:", "if False:", "frequency"),
     "the-least-is-gone": (FREQUENCY, "            if self.low[layer] == n:\n                self.low",
                           "            if False:\n                self.low", "frequency"),
-    "own-is-no-better": (FREQUENCY, "OWN, OTHER = 4, 5", "OWN, OTHER = 5, 5", "frequency"),
+    "own-is-no-better": (FREQUENCY, "OWN, OTHER = 1, 2", "OWN, OTHER = 1, 1", "frequency"),
     "a-pass-never-ends": (EVICT, "if self.entries >= running:", "if False:", "least-stale"),
     "a-pass-is-too-long": (EVICT, "if self.entries >= running:", "if self.entries > running:",
                            "least-stale"),

@@ -16,20 +16,21 @@ from reference.control.eviction import PerLayer
 
 FADED = -1
 """The class of what goes before all that is counted."""
-OWN, OTHER = 4, 5
-"""A count weighs more in another layer than in the newcomer's own."""
+OWN, OTHER = 1, 2
+"""A share weighs more in another layer than in the newcomer's own."""
 
 
 class Named(PerLayer):
-    """count    visits that have named the expert, resident or not; total: the sum of a layer's,
-             which halves them (rounded down) when it reaches LIMIT an expert
+    """count    visits that have named the expert, resident or not; total: the sum of a layer's
+    passes   since all counts were halved (rounded down), which they are at every PASSES; one ends
+             when as many visits have gone through ENTRY (`entries`) as requests run
     classes  of each layer: count -> its READY slots, the least recently used first
     at       the class that a READY slot is in
     low      each layer's least class, or None where it has to be looked for
     """
 
-    __slots__ = ("at", "classes", "count", "low", "total")
-    LIMIT = 16
+    __slots__ = ("at", "classes", "count", "entries", "low", "passes", "total")
+    PASSES = 12
 
     def __init__(self, slots: int, layers: int, experts: int) -> None:
         super().__init__(slots, layers, experts)
@@ -38,6 +39,7 @@ class Named(PerLayer):
         self.classes: list[dict[int, OrderedDict[int, int]]] = [{} for _ in self.in_layer]
         self.at: dict[int, int] = {}
         self.low: list[int | None] = [None] * len(self.in_layer)
+        self.entries = self.passes = 0
 
     def copy(self) -> Named:
         """An independent copy."""
@@ -48,6 +50,8 @@ class Named(PerLayer):
         new.classes = [{n: c.copy() for n, c in classes.items()} for classes in self.classes]
         new.at = self.at.copy()
         new.low = self.low[:]
+        new.entries = self.entries
+        new.passes = self.passes
         return new
 
     def _put(self, slot: int, code: int, n: int) -> None:
@@ -74,8 +78,18 @@ class Named(PerLayer):
         self.total[layer] += 1
         if slot >= 0:
             self.use(slot, code)
-        if self.total[layer] >= self.LIMIT * self.experts:
-            self._halve(layer)
+
+    def entered(self, visits: int, running: int) -> None:
+        """What was named PASSES passes ago counts half."""
+        self.entries += visits
+        if self.entries < running:
+            return
+        self.entries = 0
+        self.passes += 1
+        if self.passes == self.PASSES:
+            self.passes = 0
+            for layer in range(len(self.in_layer)):
+                self._halve(layer)
 
     def _halve(self, layer: int) -> None:
         codes = slice(layer * self.experts, (layer + 1) * self.experts)
@@ -135,5 +149,6 @@ class Named(PerLayer):
         return [classes[n] for classes in self.classes for n in sorted(classes)]
 
     def extra(self) -> tuple:
-        """Counts, and which class is whose."""
-        return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
+        """Counts, which class is whose, and when all are halved next."""
+        classes = tuple([tuple(sorted(classes)) for classes in self.classes])
+        return tuple(self.count), classes, self.entries, self.passes
