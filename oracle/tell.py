@@ -30,6 +30,7 @@ class Teller:
                 "expert_bytes": SLOT_BYTES,
                 "slot_bytes": SLOT_BYTES,
                 "budget_bytes": slots * SLOT_BYTES,
+                "channels": scope.channels,
                 "scope": scope.name,
             }
         ]

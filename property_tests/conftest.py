@@ -34,7 +34,8 @@ settings.load_profile("ci")
 
 @pytest.fixture(scope="session", autouse=True)
 def readable_engines_are_judged() -> Iterator[None]:
-    """Each keeps its log, which passes the checkers, also beside all earlier ones."""
+    """Each keeps its log, which passes the checkers, also beside all earlier ones; those that a
+    seeded fault is in are judged by whoever put it there."""
     from property_tests.witness import violations
     from reference.engine import ReferenceEngine
 
@@ -44,9 +45,10 @@ def readable_engines_are_judged() -> Iterator[None]:
         begin(self, path, **({"keep_log": True} | options))
 
     def closing(self: ReferenceEngine) -> None:
-        open_ = not self._closed
+        faulty = type(self.executor).__module__.startswith("covey_mutant_")
+        judged = not (self._closed or faulty)
         close(self)
-        if open_ and len(self.records) > 1:
+        if judged and len(self.records) > 1:
             found = violations(self.records)
             assert not found, "\n".join(map(str, found[:5]))
 

@@ -11,6 +11,9 @@ from reference.files.log_records import FORMS
 FIELDS = {kind.__name__: tuple(form) for kind, form in FORMS.items()}
 """The fields of each event and action; what executors add to them (times, sums) is not decided."""
 
+ABSENT = {"ns": 0}
+"""What a field that may be left out then means (LOG-2)."""
+
 
 def check_repeat(log: LogView, earlier: LogView, name: str) -> Iterator[Violation]:
     """SAFE-16: up to the first event that differs, `log` decides as `earlier` (file `name`) does.
@@ -39,7 +42,7 @@ def _plain(line: Line) -> Any:
         return ("ask", list(record["ask"]))
     if line.kind == "end":
         return ("end",)
-    return (line.name, {name: record.get(name) for name in FIELDS[line.name]})
+    return (line.name, {name: record.get(name, ABSENT.get(name)) for name in FIELDS[line.name]})
 
 
 def _words(said: Any) -> str:
