@@ -17,7 +17,7 @@ from reference.simulator.costs import CostModel, Costs, Roofline, Work
 from reference.simulator.hits import belady_hits, belady_loads, lockstep_hits
 from reference.simulator.loop import VirtualLoop
 from reference.simulator.routes import RoutedExecutor, RoutesOf, random_routes
-from reference.simulator.synthetic import SyntheticRouter, deepseek_v2_lite_shares
+from reference.simulator.synthetic import SyntheticRouter, deepseek_v2_lite_shares, qwen3_shares
 from reference.simulator.traits import cache_hits
 from reference.vocab.actions import Compute
 from reference.vocab.events import Arrived
@@ -282,3 +282,27 @@ def test_bounds_by_hand() -> None:
     assert slow.path_s == slow.makespan == 202.0
     kept = Bounds([visits(0, 1)], 2, costs, 1, 8, resident=[(0, 1), (0, 3)])
     assert kept.loads == 1
+
+
+@pytest.mark.rule("BOUND-6", "BOUND-7")
+def test_published_hit_rates_come_out() -> None:
+    """Eight requests on Qwen3 with 40 % cached, every fourth layer: as perf.hit_rates prints them.
+
+    Published (arXiv 2608.07911): loads over asked 0.193 for LRU, 0.180 for LFRU, 0.099 for Belady.
+    """
+    router = SyntheticRouter(qwen3_shares()[2::4], 128, 8, 1)
+    routes = [router.request(r, 70) for r in range(8)]
+    slots = 12 * 51
+    lru = lockstep_hits(routes, 128, slots, "per-layer", skip=20)
+    lfru = lockstep_hits(routes, 128, slots, "lfru", skip=20)
+    apart = belady_hits(routes, 128, slots, skip=20, together=False)
+    together = belady_hits(routes, 128, slots, skip=20)
+    assert lru.load_share == pytest.approx(0.193, abs=0.02)
+    assert lfru.load_share == pytest.approx(0.180, abs=0.02)
+    assert apart.load_share == pytest.approx(0.099, abs=0.015)
+    # What is published as Belady's lets experts go within a step; a barrier cannot.
+    assert apart.load_share < together.load_share < lfru.load_share < lru.load_share
+    one = router.request(0, 300)
+    for own, hit in {16: 0.647, 32: 0.810, 64: 0.918}.items():  # moe-trace: one request, LRU
+        got = lockstep_hits([one], 128, 12 * own, "per-layer", skip=30)
+        assert got.hit == pytest.approx(hit, abs=0.07)

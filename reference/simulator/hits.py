@@ -1,4 +1,4 @@
-"""What a cache is worth to lock-step: hit rates of the shipped eviction policies, and Belady's.
+"""What a cache is worth to lock-step: hit rates of the shipped policies (BOUND-7), and Belady's.
 
 The unit is what one layer's barrier needs: all experts of one (step, layer), which have to be
 resident together. Replaying a unit's experts one by one, as if each could go as soon as it was
