@@ -10,6 +10,7 @@ go over, and how far each is from that bound. KV is filled with random numbers, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -189,17 +190,59 @@ def rotation(folder: Path, repeats: int) -> list[dict[str, Any]]:
     return out
 
 
+def handoff(folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Time between tokens of requests that decode while long prompts come in: none, through the
+    batches, or from a prefill worker whose keys and values are pulled in the gaps."""
+    path = model(folder, 2, 1024)
+    out = []
+    for way in ("nothing", "batches", "worker"):
+        with LaminaEngine.open(
+            path, batches=2, memory_devices=1, max_batch=8, chunk=32, kv_tokens=14 * 640,
+            prefill=int(way == "worker"), ignore_eos=True, timed=True,
+        ) as engine:  # fmt: skip
+            gaps: list[float] = []
+            for turn in range(max(1, repeats // 2)):
+                steady = [Request(f"d{turn}.{n}", (n + 1,) * 64, 160) for n in range(4)]
+                prompts = [Request(f"p{turn}.{n}", tuple((31 * n + 7 * i) % 1000
+                           for i in range(512)), 2) for n in range(6)]  # fmt: skip
+                since = time.monotonic()
+                decoding = engine.submit_all(steady)
+                for handle in decoding:
+                    for _ in zip(range(8), handle, strict=False):
+                        pass
+                began, ended = time.monotonic() - since, 1e9
+                if way != "nothing":
+                    for handle in engine.submit_all(prompts):
+                        handle.result(1200.0)
+                    ended = time.monotonic() - since
+                for handle in decoding:
+                    times = [t for t in handle.result(1200.0).token_s if began < t <= ended]
+                    gaps += [b - a for a, b in itertools.pairwise(times)]
+            told = engine.totals()
+        out.append({
+            "prompts": way, "token_s_median": statistics.median(gaps), "token_s_max": max(gaps),
+            "tokens": len(gaps), "pulls": told["pulls"], "wire": told["wire"],
+        })  # fmt: skip
+        print(out[-1], flush=True)
+    return out
+
+
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--contexts", default="1024,4096,16384")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     contexts = [int(c) for c in args.contexts.split(",")]
     with tempfile.TemporaryDirectory(prefix="covey-lamina-") as folder:
         found = steps(Path(folder), contexts, args.repeats)
         turned = rotation(Path(folder), args.repeats)
-    write_result("lamina", {"steps": found, "rotation": turned})
+        handed = handoff(Path(folder), args.repeats)
+    write_result("lamina", {
+        "load_before": load, "load_after": os.getloadavg()[0], "steps": found, "rotation": turned,
+        "handoff": handed,
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class LaminaOptions:
     tile: int = 8
     compute: Compute = "f32"
     prefill: int = 0
-    pull_bytes: int = 1 << 18
+    pull_bytes: int = 1 << 16
     expert_slots: int = 0
     rate: float | None = None
     overlap: bool = True
