@@ -68,7 +68,9 @@ def schedulers(name: str, cell: Cell) -> list[Preset]:
 def rounds(requests: int) -> tuple[int, int]:
     """Tokens a request before the window and within it: few where many requests make many visits
     anyway."""
-    return (4, max(12, 48 // requests)) if requests <= 4 else (3, 8 if requests < 32 else 6)
+    if requests <= 8:
+        return 4 + 8 // requests, max(12, 96 // requests)
+    return 3, 8 if requests < 32 else 6
 
 
 @cache
