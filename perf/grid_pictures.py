@@ -125,7 +125,7 @@ def _stalls(cells: Sequence[Found], folder: Path) -> Path | None:
     names = [n for n in COLOURS if any(n in c["schedulers"] for c in cells)]
     if not names:
         return None
-    figure, axes = _figure(13, 0.45 * len(names) + 1.6, 2)
+    figure, axes = _figure(13, 0.4 * len(names) + 2.2, 2)
     halves = (
         ("compute_busy", ("compute waits for experts", "compute held back",
                           "compute waits for requests")),
@@ -144,7 +144,7 @@ def _stalls(cells: Sequence[Found], folder: Path) -> Path | None:
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axis.set(xlim=(0, 1), xlabel="share of the time, mean over cells")
         axis.invert_yaxis()
-        axis.legend(fontsize=7, loc="lower right")
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     axes[0, 1].set_yticks([])
     return _save(figure, folder / "stalls.png")
 
