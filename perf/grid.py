@@ -89,8 +89,30 @@ class Output:
         """Whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(self.path.suffix + ".part")
-        part.write_text(json.dumps(document, indent=1) + "\n")
+        part.write_text(_text(document))
         os.replace(part, self.path)
+
+
+def _text(document: dict[str, Any]) -> str:
+    """JSON, a line a scheduler of a cell; six digits."""
+    head = {k: v for k, v in document.items() if k != "cells"}
+    cells = []
+    for c in document["cells"]:
+        rows = [f"{json.dumps(n)}: {json.dumps(_short(s))}" for n, s in c["schedulers"].items()]
+        own = json.dumps({k: v for k, v in c.items() if k != "schedulers"})
+        inside = ",\n    ".join(rows)
+        cells.append(f'  {own[:-1]}, "schedulers": {{\n    {inside}\n  }}}}')
+    every = ",\n".join(cells)
+    return f'{json.dumps(head, indent=1)[:-2]},\n "cells": [\n{every}\n ]\n}}\n'
+
+
+def _short(x: Any) -> Any:
+    """Floats to six digits."""
+    if isinstance(x, dict):
+        return {k: _short(v) for k, v in x.items()}
+    if isinstance(x, float):
+        return float(f"{x:.6g}")
+    return x
 
 
 def _cell(found: dict[str, Any]) -> Cell:

@@ -31,6 +31,9 @@ SERVED = 256
 LEARNED = 32, 64
 """Requests that have ended before, and the tokens of each, for predictors that learn."""
 NEW_TOKENS = 64
+LEFT_OUT = ("bound_share", "wall_s", "cpu_s", "batches", "visits_per_s", "finished", "itl_p50",
+            "itl_p99")  # fmt: skip
+"""Figures of a run that the grid does not keep."""
 
 CI = (
     "on-demand-blocking-global", "on-demand-blocking-layer", "on-demand-overlapped-global",
@@ -156,8 +159,13 @@ def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> d
         predict=_predictor(p, model, options, requests), cache=slots,
     )  # fmt: skip
     figures = result.as_dict()
-    return {k: v for k, v in figures.items() if k not in ("bound_share", "wall_s")} | {
+    said = result.prediction
+    kept = {k: said[k] for k in ("guesses", "used")} if said else {}
+    for k in ("overall", "absent") if said else ():
+        kept[k] = {part: said[k][part] for part in ("precision", "recall")}
+    return {k: v for k, v in figures.items() if k not in LEFT_OUT} | {
         "tokens_per_s": result.visits_per_s, "by_tokens_per_s": result.tokens_per_s,
+        "prediction": kept,
     }  # fmt: skip
 
 
