@@ -595,6 +595,13 @@ def test_runs_are_held_against_each_other() -> None:
     assert two(option()) == []
     assert two(arrives_alone(7)) == []
     assert two(arrives_alone(8)) == [("two", "S13")]
+    # A score has no token; the logits of its last position are those of the first token.
+    for sum, found in ((70, []), (71, [("two", "S13")])):
+        score = {"max_new_tokens": 0}, {"token": None, "stop": True, "sum": sum}
+        assert two(both(
+            arrives_alone(7), edit({"event": "Arrived"}, **score[0]),
+            edit({"event": "Sampled"}, **score[1]),
+        )) == found  # fmt: skip
     assert two(edit({"event": "Sampled", "request": 0, "token": 6}, sum=61)) == [("two", "S12")]
     assert two(edit({"action": "Compute", "step": 2}, layer=0)) == [("two", "S16")]
     assert two(drop(action="Admit", request=1)) == [("two", "S14")]

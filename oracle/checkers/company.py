@@ -24,7 +24,8 @@ def kin(head: Mapping[str, Any]) -> str:
 
 
 class Token(NamedTuple):
-    """One Sampled: the token (None: a score), the checksum of its logits or None, and its place."""
+    """One Sampled: the token (None: a score of the same prompt, whose last logits are those that a
+    token would be taken from), the checksum of its logits or None, and its place."""
 
     token: int | None
     sum: int | None
@@ -88,7 +89,7 @@ class Book:
                 if fault is not None:
                     yield fault
                     break  # what follows on another token is another text
-                here.setdefault(place, new)
+                here[place] = _both(here.get(place), new)
 
     def _faults(
         self, life: Life, place: int, new: Token, known: list[tuple[dict[int, Token], str]]
@@ -107,8 +108,16 @@ class Book:
                 yield Violation(name, new.line, text)
 
 
+def _both(old: Token | None, new: Token) -> Token:
+    """What is known of a place, after one more agrees with it: a score has no token, and not every
+    log has checksums."""
+    if old is None or (old.token is None and new.token is not None):
+        return new if old is None or new.sum is not None else new._replace(sum=old.sum)
+    return old if old.sum is not None else old._replace(sum=new.sum)
+
+
 def _difference(new: Token, old: Token) -> str:
-    if new.token != old.token:
+    if None not in (new.token, old.token) and new.token != old.token:
         return f"{new.token}, it was {old.token}"
     if None not in (new.sum, old.sum) and new.sum != old.sum:
         return f"logits with checksum {new.sum}, it was {old.sum}"
