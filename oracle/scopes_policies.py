@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 
 from oracle.scope import Scope, scope
 from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
@@ -15,15 +15,16 @@ def _policies() -> list[Scope]:
     every = dict.fromkeys((g, o, EVICTIONS[0], r) for g in SCHEDULERS for o, r in _served(g))
     every |= dict.fromkeys((g, *s) for g in SCHEDULERS for s in _evicting(g))
     for grouping, order, eviction, ready in every:
+        base = eviction == EVICTIONS[0] or (grouping, ready) == ("interleaved", "visit")
         by_task = (grouping, ready) not in (("interleaved", "visit"), ("lockstep", "visit"))
-        counts = eviction not in ("per-layer", "global", "least-stale")
         name = f"policy-{grouping}-{order}-{eviction}-{ready}"
         out.append(
             scope(
                 name, "a shipped policy, every property",
-                (2, 3, 2, 3), ((1, 2), (1, 1)), grouping=grouping, fetch_order=order,
-                eviction=eviction, readiness=ready, load_faults=int(not (by_task and counts)),
-                cancels=int(not by_task and not counts), initial=1,
+                (2, 3, 2, 3), ((1, 2 if base else 1), (1, 1)), grouping=grouping,
+                fetch_order=order, eviction=eviction, readiness=ready, load_faults=1,
+                cancels=int(not by_task and eviction in ("per-layer", "global", "least-stale")),
+                initial=1,
             )
         )  # fmt: skip
     return out
@@ -136,4 +137,25 @@ _NAMED = (
     ),
 )  # fmt: skip
 
-POLICIES: tuple[Scope, ...] = (*_policies(), *_ANY, *_NAMED)
+_SMALL = tuple(
+    scope(
+        f"small-{eviction}-k1", "little worlds of every eviction, for whoever is in a hurry",
+        (2, 2, 1, 2), ((1, 2), (1, 1)), eviction=eviction, grouping=grouping,
+    )
+    for eviction, grouping in zip(EVICTIONS, cycle(SCHEDULERS))
+) + (
+    scope(
+        "small-guess-k1", "one request, one expert expected at a time",
+        (2, 2, 1, 2), ((1, 2),), prefetch=1, predictions=2,
+    ),
+    scope(
+        "small-guess-lockstep-k1", "the same before a barrier",
+        (2, 2, 1, 3), ((1, 1), (1, 1)), prefetch=1, predictions=1, grouping="lockstep",
+    ),
+    scope(
+        "small-warm-k1", "warm experts, some more than there are slots",
+        (1, 3, 1, 2), ((1, 1), (1, 1)), warm=((0, 2), (0, 0), (0, 1)), initial=0, cancels=1,
+    ),
+)  # fmt: skip
+
+POLICIES: tuple[Scope, ...] = (*_policies(), *_ANY, *_NAMED, *_SMALL)

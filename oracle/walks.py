@@ -108,6 +108,8 @@ def walk(seed: int, make: Make = Scheduler) -> Walk:
                 out.fault = ("L1", f"not the end after {out.steps} steps: {node.w.live}")
                 break
             must = [group for group, needed in may if needed]
+            if out.steps % 3 == 0:
+                node = Node(node.s.copy(), node.w.copy(), node.asked)
             groups = must if must and rng.random() < 0.8 else [group for group, _ in may]
             out.fault = _tell(node, rng.choice(groups))
             node.asked = False

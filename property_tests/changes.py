@@ -7,7 +7,6 @@ changes elsewhere. Annotations, `__slots__`, texts and what only types see are l
 from __future__ import annotations
 
 import ast
-import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,8 @@ _ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+Variant = tuple[str, int, Callable[[], None]]
+"""(what, line, do)."""
 _DELETED = (
     ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise, ast.Break, ast.Continue,
 )  # fmt: skip
@@ -30,19 +31,26 @@ _DELETED = (
 
 @dataclass(frozen=True)
 class Change:
-    """module: dotted name. line: its text. what: done to it, numbered where that occurs twice.
-    source: the whole new text of the module."""
+    """module: dotted name. at: its place among the changes of the module. line: the text of the
+    line. what: done to it, numbered where that occurs twice."""
 
     module: str
-    number: int
+    at: int
     line: str
     what: str
-    source: str
 
     @property
     def name(self) -> str:
         """Tells it from all others."""
         return f"{self.module.removeprefix('reference.control.')} | {self.line} | {self.what}"
+
+    @property
+    def source(self) -> str:
+        """The whole new text of the module."""
+        tree = ast.parse(file_of(self.module).read_text(encoding="utf-8"))
+        _, _, do = next(v for i, v in enumerate(_all(tree)) if i == self.at)
+        do()
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def file_of(module: str) -> Path:
@@ -54,7 +62,17 @@ def changes(module: str) -> list[Change]:
     """Every change of the module, in order of place."""
     text = file_of(module).read_text(encoding="utf-8")
     lines = text.splitlines()
-    tree = ast.parse(text)
+    out: list[Change] = []
+    met: Counter[tuple[str, str]] = Counter()
+    for at, (what, line, _) in enumerate(_all(ast.parse(text))):
+        told = lines[line - 1].strip().replace("|", "¦")
+        met[told, what] += 1
+        again = met[told, what]
+        out.append(Change(module, at, told, f"{what} #{again}" if again > 1 else what))
+    return out
+
+
+def _all(tree: ast.Module) -> Iterator[Variant]:
     inside = [
         node
         for top in tree.body
@@ -63,21 +81,9 @@ def changes(module: str) -> list[Change]:
         for node in ast.walk(top)
     ]
     skip = {id(n) for node in inside for n in _silent(node)}
-    out: list[Change] = []
-    met: Counter[tuple[str, str]] = Counter()
     for node in inside:
-        if id(node) in skip:
-            continue
-        for what, line, do, undo in _variants(node):
-            do()
-            source = ast.unparse(ast.fix_missing_locations(copy.deepcopy(tree)))
-            undo()
-            told = lines[line - 1].strip().replace("|", "¦")
-            met[told, what] += 1
-            again = met[told, what]
-            what = f"{what} #{again}" if again > 1 else what
-            out.append(Change(module, line, told, what, source))
-    return out
+        if id(node) not in skip:
+            yield from _variants(node)
 
 
 def sample(modules: tuple[str, ...], seed: int) -> list[Change]:
@@ -87,15 +93,9 @@ def sample(modules: tuple[str, ...], seed: int) -> list[Change]:
     return found
 
 
-Variant = tuple[str, int, Callable[[], None], Callable[[], None]]
-"""(what, line, do, undo)."""
-
-
 def _variants(node: ast.AST) -> Iterator[Variant]:
     def setting(what: str, name: str, new: object, line: int = 0) -> Variant:
-        old = getattr(node, name)
-        line = line or getattr(node, "lineno", 1)
-        return what, line, lambda: setattr(node, name, new), lambda: setattr(node, name, old)
+        return what, line or getattr(node, "lineno", 1), lambda: setattr(node, name, new)
 
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARE:
         op = _COMPARE[type(node.ops[0])]

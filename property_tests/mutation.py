@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,16 @@ LAMINA = tuple(
 )
 JAX = tuple(f"jax_impl.{name}" for name in ("transfer", "slots", "holdings", "loop", "engine"))
 
+STILL = 6
+"""So often in a row, five seconds apart, nothing has moved."""
 Judge = Callable[[], str]
 """Says what is wrong, or ""."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """seconds: CPU time after which a change counts as one that hangs (four times that, by the
-    clock)."""
+    """seconds: CPU time after which a change counts as one that hangs; one that does nothing for
+    half a minute does, too."""
 
     name: str
     judge: Judge
@@ -147,8 +150,8 @@ class _First:
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "control": (CONTROL, (
-        Stage("tiny scopes", scopes(0, 700), 20),
-        Stage("walks", walks(10_000), 30),
+        Stage("tiny scopes", scopes(0, 700), 5),
+        Stage("walks", walks(600), 8),
         Stage("tests", tests("test_control.py", "test_prefetch.py"), 120),
         Stage("small scopes", scopes(700, 6_000), 60),
         Stage("schedules", schedules(100, 60), 60),
@@ -180,26 +183,34 @@ def judge(change: Change, stages: Iterable[Stage]) -> tuple[str, str]:
         _child(change, stages, write)
     os.close(write)
     told = b""
-    at, until = 0, time.monotonic() + 4 * stages[0].seconds
     with os.fdopen(read, "rb", buffering=0) as pipe:
-        while True:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-            piece = pipe.read(4096) if ready else b""
-            if not piece:
-                break
-            told += piece
-            at = min(told.count(b"\n"), len(stages) - 1)
-            until = time.monotonic() + 4 * stages[at].seconds
-    try:
-        os.kill(child, signal.SIGKILL)  # its own child; a hanging one ends here
-    except ProcessLookupError:
-        pass
+        used, idle = 0.0, 0
+        while idle < STILL:
+            ready, _, _ = select.select([pipe], [], [], 5.0)
+            if ready:
+                piece = pipe.read(4096)
+                if not piece:
+                    break
+                told += piece
+            before, used = used, _cpu_seconds(child)
+            idle = 0 if ready or used - before > 0.02 else idle + 1
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)  # its own child; one that hangs ends here
     os.waitpid(child, 0)
     lines = told.decode().split("\n")
     for stage, line in zip(stages, lines[:-1], strict=False):
         if line:
             return line, stage.name
     return ("", "") if len(lines) > len(stages) else ("hangs", stages[len(lines) - 1].name)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What the process has used so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _child(change: Change, stages: tuple[Stage, ...], write: int) -> None:
