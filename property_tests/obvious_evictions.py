@@ -235,7 +235,8 @@ class Pooled(Counted):
         own, grade = self.layer(code) == self.layer(newcomer), self.grade[slot]
         layer = self.layer(code) * self.experts
         total = sum(self.count[c] for c in range(layer, layer + self.experts))
-        heavy = grade if grade <= 0 else grade * (1 if own else 2) / total
+        slots = self.slots_of[self.layer(code)]
+        heavy = grade if grade <= 0 else grade * (2 if own else 3) / (total * slots)
         return (heavy, not own, self.layer(code), self.place(slot))
 
 

@@ -570,9 +570,9 @@ def test_virtual_time_by_hand_and_twice_the_same() -> None:
 # Going together and apart
 
 
-def _told(reading: int, computing: int, crowd: int, slots: int = 16) -> bool:
-    """Two layers of 16 experts; everything measured for long enough to count."""
-    b = Balance(slots, 2, 16)
+def _told(reading: int, computing: int, crowd: int, guesses: bool = False) -> bool:
+    """Two layers of 16 experts, 16 slots."""
+    b = Balance(16, 2, 16, guesses)
     b.loaded(reading)
     b.computed(1, computing)
     b.named(0, tuple(range(crowd)), 1)
@@ -585,7 +585,7 @@ def _told(reading: int, computing: int, crowd: int, slots: int = 16) -> bool:
     ("reading", "computing", "crowd", "apart"),
     [
         (100, 100, 5, True), (100, 101, 5, False), (100, 40, 5, True), (100, 39, 5, False),
-        (100, 60, 6, False), (0, 0, 5, True),
+        (100, 60, 6, False), (0, 0, 5, True), (100, 60, 5, True), (100, 61, 5, True),
     ],
 )  # fmt: skip
 def test_when_it_pays_to_go_apart(
@@ -593,11 +593,12 @@ def test_when_it_pays_to_go_apart(
 ) -> None:
     """Eight slots a layer: five experts leave room, six do not."""
     assert _told(reading, computing, crowd) == apart
+    assert _told(reading, computing, crowd, True) == (apart and computing <= 60)
 
 
 @pytest.mark.rule("SCHED-13")
 def test_a_crowd_is_counted_over_all_who_run_and_fades() -> None:
-    b = Balance(32, 2, 16)
+    b = Balance(32, 2, 16, False)
     for codes in ((0, 1), (1, 2), (18, 19), (2, 3)):  # the third is of the other layer
         b.named(codes[0] // 16, codes, 3)
     assert b.crowd == 8 * 4  # 0 to 3

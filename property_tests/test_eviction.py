@@ -164,7 +164,7 @@ FAULTS = {
     "the-least-is-stale": (FREQUENCY, "if low is not None and n < low:", "if False:", "frequency"),
     "the-least-is-gone": (FREQUENCY, "            if self.low[layer] == n:\n                self.low",
                           "            if False:\n                self.low", "frequency"),
-    "own-is-no-better": (FREQUENCY, "OWN, OTHER = 1, 2", "OWN, OTHER = 1, 1", "frequency"),
+    "own-is-no-better": (FREQUENCY, "OWN, OTHER = 2, 3", "OWN, OTHER = 2, 2", "frequency"),
     "a-pass-never-ends": (EVICT, "if self.entries >= running:", "if False:", "least-stale"),
     "a-pass-is-too-long": (EVICT, "if self.entries >= running:", "if self.entries > running:",
                            "least-stale"),

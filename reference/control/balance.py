@@ -12,6 +12,8 @@ MEMORY = 64
 """Steps after which the time spent until then counts half."""
 WORTH = 2, 5
 """At least so much computing to so much reading."""
+SPARE = 3, 5
+"""At most so much where guesses keep the channel busy anyway; else at most as much."""
 CROWDED = 2, 3
 """At most so much of a layer's slots for what all need there."""
 WEIGHT = 8
@@ -22,9 +24,10 @@ class Balance:
     """reading, computing: nanoseconds, the older ones counting less. crowd: distinct experts that
     all running requests name at a layer, in 1/WEIGHT, averaged alike; `passes` counts the next."""
 
-    __slots__ = ("computing", "crowd", "experts", "passes", "reading", "share")
+    __slots__ = ("computing", "crowd", "experts", "most", "passes", "reading", "share")
 
-    def __init__(self, slots: int, layers: int, experts: int) -> None:
+    def __init__(self, slots: int, layers: int, experts: int, guesses: bool) -> None:
+        self.most = SPARE if guesses else (1, 1)
         self.share = slots // max(1, layers)
         self.experts = experts
         self.reading = self.computing = self.crowd = 0
@@ -33,6 +36,7 @@ class Balance:
     def copy(self) -> Balance:
         """An independent copy."""
         new = Balance.__new__(Balance)
+        new.most = self.most
         new.share = self.share
         new.experts = self.experts
         new.reading = self.reading
@@ -69,9 +73,9 @@ class Balance:
     @property
     def apart(self) -> bool:
         """Whether going apart pays."""
-        (part, whole), (most, full) = WORTH, CROWDED
+        (least, of_it), (most, of_that), (crowded, full) = WORTH, self.most, CROWDED
         return (
-            self.reading >= self.computing
-            and whole * self.computing >= part * self.reading
-            and full * self.crowd <= most * self.share * WEIGHT
+            most * self.reading >= of_that * self.computing
+            and of_it * self.computing >= least * self.reading
+            and full * self.crowd <= crowded * self.share * WEIGHT
         )

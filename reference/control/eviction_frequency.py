@@ -3,7 +3,8 @@
 Visits count, not steps: what eight requests name in one step is worth more than what one does. The
 layers share one pool, so one whose choices scatter gets the slots that another has no use for; but
 another layer's expert goes only when it is clearly rarer, since counts are few and chance is not.
-What is compared is an expert's share of its layer's count: layers are not counted at the same time.
+What is compared is an expert's share of its layer's count, since layers are not counted at the same
+time, for each slot that the layer has: where all experts are alike, the layers stay alike too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from reference.control.eviction import PerLayer
 
 FADED = -1
 """The class of what goes before all that is counted."""
-OWN, OTHER = 1, 2
+OWN, OTHER = 2, 3
 """A share weighs more in another layer than in the newcomer's own."""
 
 
@@ -142,7 +143,7 @@ class Named(PerLayer):
         """What a class is compared by; FADED is less than any count, in whatever layer."""
         if n <= 0:
             return n
-        return n * (OWN if layer == own else OTHER) / self.total[layer]
+        return n * (OWN if layer == own else OTHER) / (self.total[layer] * self.in_layer[layer])
 
     def ranks(self) -> list[Iterable[int]]:
         """Class by class."""

@@ -54,7 +54,8 @@ class Scheduler:
         self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.terminal: list[Action] = []
         self.clock = [0, 0]
-        self.balance = Balance(options.slots, len(options.layers), self.experts)
+        layers, guesses = len(options.layers), options.prefetch > 0
+        self.balance = Balance(options.slots, layers, self.experts, guesses)
         self.kv_free = options.kv_tokens // options.kv_block
         self.front = -1
         self.floor = 0
