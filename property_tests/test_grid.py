@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perf import grid, grid_cells, grid_report
+from perf import grid, grid_cells, grid_page, grid_report
 from perf.grid_cells import Cell, chosen, format_of, impossible, needed
 from perf.grid_run import run_cell, run_scheduler
 from perf.traps import one_by_one
@@ -392,8 +393,9 @@ def test_targets_are_judged_over_their_cells() -> None:
 
 @pytest.mark.rule("GRID-6")
 def test_worth_is_told_by_what_limits() -> None:
-    cells = [made_cell(ours=3.0, lockstep_frequency=2.0), made_cell(ours=4.0, bevy=1.0),
-             made_cell(ours=1.0, lockstep_frequency=2.0)]  # fmt: skip
+    cells = [made_cell(ours=9.0, ours_alone=3.0, lockstep_frequency=2.0),
+             made_cell(ours=4.0, ours_alone=4.0, bevy=1.0),
+             made_cell(ours=9.0, ours_alone=1.0, lockstep_frequency=2.0)]  # fmt: skip
     cells = [grid_report.ratios(c) for c in cells]
     cells[2]["compute_over_fetch"] = 0.5
     found = grid_report.worth(cells)["the schedule alone, same cache"]
@@ -401,6 +403,41 @@ def test_worth_is_told_by_what_limits() -> None:
     assert "compute" not in found
     assert [grid_report.regime({"compute_over_fetch": x}) for x in (None, 2.0, 1.2, 0.8, 0.7)] == [
         "compute", "compute", "both", "both", "reading"]  # fmt: skip
+
+
+@pytest.mark.rule("GRID-8")
+def test_the_page_is_made_from_a_result() -> None:
+    made = [made_cell(ours=3.0, lockstep_frequency=2.0, layerscope=2.5)]
+    made[0]["schedulers"]["layerscope"]["prediction"] = {
+        "overall": {"recall": 0.9}, "absent": {"recall": 0.4}}  # fmt: skip
+    done = [grid_report.ratios(c | {"stored": "bf16"}) for c in made]
+    found = {"cells": done, "skipped": [], "summary": grid_report.summary(done), "commit": "c0ffee",
+             "command": "python -m perf.grid", "seconds": 12.0, "processor_seconds": 9.0,
+             "machine": {"cores": 2, "load": [7.0, 7.0, 7.0]}}  # fmt: skip
+    page = "a\n" + "\n".join(
+        f"{grid_page.BEGIN.format(p)}old{grid_page.END.format(p)} text" for p in grid_page.PARTS
+    )
+    filled_in = grid_page.fill(page, found)
+    assert filled_in.startswith("a\n") and "old" not in filled_in
+    assert filled_in.count(" text") == len(grid_page.PARTS)
+    assert "commit c0ffee" in filled_in and "**not met**" in filled_in
+    assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 |" in filled_in
+    assert "| layerscope | 0.5 | 0.90 | 0.40 | 1 |" in filled_in
+    assert grid_page.fill(filled_in, found) == filled_in
+    with pytest.raises(ValueError, match="grid setting"):
+        grid_page.fill("nothing", found)
+
+
+@pytest.mark.rule("GRID-8")
+def test_the_page_has_its_marks_and_its_result() -> None:
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "reproduction.md").read_text()
+    named = re.findall(r"perf/results/grid-[a-z]+-[0-9-]+\.json", page)
+    assert named
+    for name in set(named):
+        assert (root / name).is_file(), name
+    main = json.loads((root / named[0]).read_text())
+    assert grid_page.fill(page, main) == page, "python -m perf.grid_page"
 
 
 def test_one_by_one_misses_what_together_would_have_kept() -> None:
