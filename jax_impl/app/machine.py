@@ -12,7 +12,7 @@ from jax_impl.head import versions
 
 
 def machine() -> dict[str, Any]:
-    """The processor, cores, memory and how busy they are."""
+    """The processor, cores, memory, how busy they are, and with what priority this runs."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": model, "cores": os.cpu_count(), "memory_bytes": memory,
-        "system": platform.platform(), "load": list(os.getloadavg()),
+        "system": platform.platform(), "load": list(os.getloadavg()), "nice": os.nice(0),
     }  # fmt: skip
 
 
