@@ -62,7 +62,8 @@ def worth(found: Found) -> str:
 CELL = (
     ("ours_over_on_demand_global_lru", "on demand"), ("ours_over_best_predictive", "predictive"),
     ("ours_over_best_per_layer_overlapped", "per-layer"),
-    ("ours_over_best_baseline", "best"), ("ours_over_bevy", "Bevy"),
+    ("ours_over_best_baseline", "best"), ("ours_alone_over_best_baseline", "best, no guesses"),
+    ("ours_over_bevy", "Bevy"),
     ("ours_over_cpu_misses", "processor"), ("ours_over_belady_lockstep", "Belady"),
     ("bound_share", "of the bound"),
 )  # fmt: skip

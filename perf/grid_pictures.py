@@ -13,9 +13,11 @@ Found = dict[str, Any]
 COLOURS = {
     "on-demand-blocking-global": "#9e9e9e", "on-demand-overlapped-layer": "#424242",
     "lockstep-lfru": "#8d6e63", "mixtral-offloading": "#f4a261", "layerscope": "#e76f51",
-    "klotski-layer": "#e9c46a", "micro-queues": "#7e57c2", "bevy": "#4fc3f7", "ours": "#1565c0",
+    "klotski-layer": "#e9c46a", "micro-queues": "#7e57c2", "bevy": "#4fc3f7",
+    "ours-alone": "#1e88e5", "ours": "#0d47a1",
 }  # fmt: skip
 """Schedulers of the pictures, and their colours."""
+OWN = ("ours", "ours-alone", "bevy")
 
 
 def draw(found: Found, folder: Path) -> list[Path]:
@@ -74,7 +76,7 @@ def _concurrency(cells: Sequence[Found], folder: Path) -> Path | None:
                       if name in c["schedulers"]]  # fmt: skip
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", color=colour, label=name,
-                          linewidth=2.2 if name in ("ours", "bevy") else 1.2)  # fmt: skip
+                          linewidth=2.2 if name in OWN else 1.2)  # fmt: skip
         axis.plot([c["requests"] for c in cs], [1 / c["compute_s_a_token"] for c in cs],
                   color="black", linestyle=":", label="all experts resident")  # fmt: skip
         axis.set(xscale="log", yscale="log", xlabel="requests",

@@ -14,6 +14,8 @@ Found = dict[str, Any]
 CAUSAL = ("baseline", "predictive")
 """Kinds that a real system could be, on the units that all are given: the channel and the GPU."""
 OURS = "ours"
+FOUR = ("best_baseline", "on_demand_global_lru", "best_predictive", "best_per_layer_overlapped")
+"""What is also told of `ours-alone`, which guesses nothing."""
 
 
 def best(cell: Found, keep: Callable[[str, Found], bool]) -> tuple[str, float]:
@@ -56,6 +58,11 @@ def ratios(cell: Found) -> Found:
     over("oracle", lambda n, f: n == "oracle")
     over("belady_lockstep", lambda n, f: n == "belady")
     over("cpu_misses", lambda n, f: f["kind"] == "cpu")
+    alone = cell["schedulers"].get("ours-alone")
+    for name in FOUR if alone else ():
+        ratio = out[f"ours_over_{name}"]
+        out[f"ours_alone_over_{name}"] = ratio and ratio * alone["tokens_per_s"] / mine
+    out["ours_alone_bound_share"] = alone and alone["bound_share"]
     guessing = cell["schedulers"].get("ours-next-gate", {}).get("tokens_per_s")
     rival = best(cell, lambda n, f: f["kind"] in CAUSAL)[1]
     out["ours_next_gate_over_best_baseline"] = guessing / rival if guessing and rival else None
@@ -117,6 +124,16 @@ def summary(cells: Sequence[Found]) -> Found:
            cells, "ours_over_best_baseline_with_cpu", min, 0.97)  # fmt: skip
     target("beside it: never below 0.97 x the best, with a next gate on top of ours", cells,
            "ours_next_gate_over_best_baseline", min, 0.97)  # fmt: skip
+    target("without guesses: never below 0.97 x the best baseline", cells,
+           "ours_alone_over_best_baseline", min, 0.97)  # fmt: skip
+    target("without guesses: best cell, over on-demand blocking lock-step with one LRU", cells,
+           "ours_alone_over_on_demand_global_lru", max, 3.46)  # fmt: skip
+    target("without guesses: best cell, over the best predictive with its published cache", cells,
+           "ours_alone_over_best_predictive", max, 1.55)  # fmt: skip
+    target("without guesses: median over the best overlapped lock-step with one LRU a layer", large,
+           "ours_alone_over_best_per_layer_overlapped", median, 1.25)  # fmt: skip
+    target("without guesses: least share of the bound (requests >= 8)", many,
+           "ours_alone_bound_share", min, 0.80)  # fmt: skip
     target("beside it: median over cells of ours over the best baseline", cells,
            "ours_over_best_baseline", median, 1.0)  # fmt: skip
     near = [

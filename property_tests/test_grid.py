@@ -355,7 +355,7 @@ def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
 @pytest.mark.rule("GRID-6")
 def test_ratios_are_over_the_best_of_their_kind() -> None:
     c = grid_report.ratios(made_cell(
-        ours=12, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
+        ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
         on_demand_blocking_global=3, on_demand_overlapped_layer=6, lockstep_lfru=8, layerscope=10,
         layerscope_layer=7, mixtral_offloading=5, micro_queues=2,
     ))  # fmt: skip
@@ -367,6 +367,9 @@ def test_ratios_are_over_the_best_of_their_kind() -> None:
     assert c["ours_over_best_baseline_with_cpu"] == 0.4
     assert c["ours_over_cpu_misses"] == 0.4
     assert c["ours_over_bevy"] == 12 / 11
+    assert c["ours_alone_over_best_baseline"] == pytest.approx(0.9)
+    assert c["ours_alone_over_on_demand_global_lru"] == pytest.approx(3)
+    assert c["ours_alone_bound_share"] == 0.9
     assert c["bound_share"] == 0.9
     assert c["end_to_end_over_best_baseline"] == 1.2
     alone = grid_report.ratios(made_cell(ours=1.0))
@@ -421,7 +424,7 @@ def test_the_page_is_made_from_a_result() -> None:
     assert filled_in.startswith("a\n") and "old" not in filled_in
     assert filled_in.count(" text") == len(grid_page.PARTS)
     assert "commit c0ffee" in filled_in and "**not met**" in filled_in
-    assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 |" in filled_in
+    assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 | - | 1.200 | - |" in filled_in
     assert "| layerscope | 0.5 | 0.90 | 0.40 | 1 |" in filled_in
     assert grid_page.fill(filled_in, found) == filled_in
     with pytest.raises(ValueError, match="grid setting"):
