@@ -1,6 +1,6 @@
 """Monolithic against pooled attention, with long contexts, on this machine.
 
-    python -m perf.lamina [--contexts 1024,4096,16384] [--repeats 5]
+    python -m perf.lamina [--contexts 1024,4096,16384] [--repeats 5] [--parts steps,handoff]
 
 Both pools are CPU devices here: they share cores and memory, so nothing can become faster than the
 bound of one machine; what is measured is what offloading costs, what Q-first hides, how many bytes
@@ -232,17 +232,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--contexts", default="1024,4096,16384")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", default="steps,rotation,handoff")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     contexts = [int(c) for c in args.contexts.split(",")]
     with tempfile.TemporaryDirectory(prefix="covey-lamina-") as folder:
-        found = steps(Path(folder), contexts, args.repeats)
-        turned = rotation(Path(folder), args.repeats)
-        handed = handoff(Path(folder), args.repeats)
-    write_result("lamina", {
-        "load_before": load, "load_after": os.getloadavg()[0], "steps": found, "rotation": turned,
-        "handoff": handed,
-    })  # fmt: skip
+        made = {
+            "steps": lambda: steps(Path(folder), contexts, args.repeats),
+            "rotation": lambda: rotation(Path(folder), args.repeats),
+            "handoff": lambda: handoff(Path(folder), args.repeats),
+        }
+        figures = {name: made[name]() for name in args.parts.split(",")}
+    after = os.getloadavg()[0]
+    write_result("lamina", {"load_before": load, "load_after": after, **figures})
 
 
 if __name__ == "__main__":
