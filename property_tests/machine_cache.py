@@ -242,7 +242,7 @@ class CacheMachine(Traced):
         self.cache.hold((code,), -1)
         self.m.held[code] -= 1
 
-    @precondition(lambda self: self.m.policy.name == "least-stale")
+    @precondition(lambda self: self.m.policy.name in ("least-stale", "frequency"))
     @rule(visits=st.integers(1, 2), running=st.integers(1, 3))
     def enter(self, visits: int, running: int) -> None:
         self.trace.append("enter")

@@ -50,7 +50,7 @@ def test_the_cache_is_what_lists_say(monkeypatch: pytest.MonkeyPatch) -> None:
     # Counts are halved and shares change hands within so few steps.
     monkeypatch.setattr(Frequency, "LIMIT", 3)
     monkeypatch.setattr(Adaptive, "STEP", 1)
-    taken = play(CacheMachine, 120, 50)
+    taken = play(CacheMachine, 150, 50)
     kinds = {step.split()[0] for step in taken}
     assert kinds == {
         "begin", "loaded", "failed", "read", "release", "want", "served", "hold", "let", "enter",
