@@ -560,6 +560,45 @@ def test_without_a_head_there_is_no_verdict(head: Record) -> None:
         check_log([head])
 
 
+@pytest.mark.rule("LIVE-3", "SAFE-2")
+def test_who_came_late_to_a_row_of_failures_may_end_with_it() -> None:
+    """Request 1 needs expert 1 since its first failure; the second ends both (FETCH-6), this one
+    when its step does. Until then nobody has to read for it."""
+    options = {**HEAD["options"], "layers": [0], "top_k": 2, "readiness": "expert", "retries": 1}
+    failed = {"error": "EIO", "drained": True}
+    log = [
+        {**HEAD, "options": options},
+        ev("Arrived", request=0, prompt_len=1, max_new_tokens=1),
+        ev("Arrived", request=1, prompt_len=1, max_new_tokens=1),
+        ask(),
+        act("Admit", request=0),
+        act("Admit", request=1),
+        step(1, -1, [[[0, 0, -1], [], True], [[1, 0, -1], [], True]], []),
+        ev("Computed", step=1),
+        ev("Routed", visit=[0, 0, 0], experts=[[1, 2]]),
+        ask(),
+        load(1, 0, 1, 0),
+        ev("LoadFailed", ticket=1, **failed),
+        ev("Routed", visit=[1, 0, 0], experts=[[1, 3]]),
+        ask(),
+        load(2, 0, 3, 1),
+        ev("Loaded", ticket=2),
+        ask(),
+        load(3, 0, 1, 0),
+        step(2, 0, [[[1, 0, 0], [3], False]], [[3, 1]]),
+        ev("LoadFailed", ticket=3, **failed),
+        ask(1, 0),
+        act("Finish", request=0, reason="error", error="EIO"),
+        ev("Computed", step=2),
+        ask(),
+        act("Finish", request=1, reason="error", error="EIO"),
+        {"t": 1.0, "end": {"requests": 2}},
+    ]
+    assert check_log(log) == []
+    option(retries=2)(log)  # then there is another attempt to make
+    assert {"L3", "S2"} <= {v.property for v in check_log(log)}
+
+
 # Several runs, and what callers got
 
 

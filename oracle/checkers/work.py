@@ -25,6 +25,9 @@ class _Request:
         """Given up: by the caller, or because an expert cannot be read."""
         self.fails: dict[Key, int] = {}
         """How often the load of an expert failed in a row while this request needed it."""
+        self.perhaps_lost = False
+        """An expert that it needs has failed too often, if the row began before it came: then it
+        may be about to end when its step does, and need not be served."""
         self.made = 0
         """Visits of one row that it has ended: its progress is never further ahead than that."""
 
@@ -42,6 +45,8 @@ class _Board:
         self.undrained: set[int] = set()
         self.resident: dict[Key, int] = {}
         self.draining = False
+        self.rows: dict[Key, int] = {}
+        """How often the load of an expert failed since it last succeeded, whoever needed it."""
 
     @property
     def lag_bound(self) -> int:
@@ -80,7 +85,7 @@ class _Board:
         if request and request.stage == "owed":
             request.layer = record["visit"][2]
             request.needs = {(request.layer, e) for row in record["experts"] for e in row}
-            request.stage, request.fails = "ready", {}
+            request.stage, request.fails, request.perhaps_lost = "ready", {}, False
 
     def _event_Sampled(self, record, line) -> None:
         request = self.requests.get(record["request"])
@@ -99,6 +104,7 @@ class _Board:
             self.resident[self.key_of[ticket]] = self.slot_of[ticket]
             for request in self.running():
                 request.fails.pop(self.key_of[ticket], None)
+            self.rows.pop(self.key_of[ticket], None)
         self.loading.discard(ticket)
         self.undrained.discard(ticket)
 
@@ -110,11 +116,13 @@ class _Board:
         (self.undrained.discard if record["drained"] else self.undrained.add)(ticket)
 
     def _lose(self, key: Key) -> None:
+        self.rows[key] = self.rows.get(key, 0) + 1
         for request in self.running():
             if key in request.needs:
                 request.fails[key] = request.fails.get(key, 0) + 1
                 if request.fails[key] > self.head.retries:
                     request.cancelled = True
+                request.perhaps_lost |= self.rows[key] > self.head.retries
 
     def _event_Computed(self, record, line) -> None:
         self._over(record["step"], set())
@@ -223,6 +231,11 @@ def _free_to_go(board: _Board, r: _Request) -> bool:
     )
 
 
+def _given_up(r: _Request) -> bool:
+    """Nobody needs to serve it."""
+    return r.cancelled or r.perhaps_lost
+
+
 def _room(board: _Board) -> bool:
     """All experts that anybody needs, reads or is being brought fit into the slots together."""
     keys = {k for r in board.running() for k in r.needs}
@@ -239,7 +252,7 @@ def _all_whole(board: _Board) -> bool:
 
 def _runnable(board: _Board, r: _Request) -> bool:
     head = board.head
-    if r.stage != "ready" or r.cancelled or not _free_to_go(board, r):
+    if r.stage != "ready" or _given_up(r) or not _free_to_go(board, r):
         return False
     if head.grouping == "lockstep-blocking" and board.loading:
         return False
@@ -254,7 +267,7 @@ def _runnable(board: _Board, r: _Request) -> bool:
 
 def _loadable(board: _Board, r: _Request) -> set[Key]:
     head = board.head
-    if r.stage not in ("ready", "step") or r.cancelled or not _free_to_go(board, r):
+    if r.stage not in ("ready", "step") or _given_up(r) or not _free_to_go(board, r):
         return set()
     if head.grouping == "lockstep-blocking" and board.steps:
         return set()
