@@ -1,12 +1,13 @@
 """How far every shipped scheduler is from the best there is, in worlds small enough to solve.
 
-    python -m perf.small_optimum [--samples 15] [--plays 60] [--json OUT]
+    python -m perf.small_optimum [--samples 8] [--plays 24] [--deep] [--json OUT]
 
 For each world (two or three requests, three layers, three or four experts; three ways of sharing
 time between reading and computing): the clairvoyant optimum of `samples` drawn routes, and of the
-same with only named experts read (OPT-1); the causal optimum, exactly (OPT-2; with guesses only
-where that is quick); and every scheduler on those routes and on `plays` drawn routes. Times are in
-ticks, all from the cost model alone: no clock of this machine is in the figures.
+same with only named experts read (OPT-1); the causal optimum, exactly (OPT-2; with --deep also the
+one that may guess, which has thirty times the states, and a larger world); and every scheduler on
+those routes and on `plays` drawn routes. Times are in ticks, all from the cost model alone: no clock
+of this machine is in the figures.
 
 over_clairvoyant, over_named: mean of makespan / optimum over the samples, with the worst;
 over_causal: mean makespan over `plays` / causal optimum, give or take error (one standard error).
@@ -33,17 +34,14 @@ from reference.simulator.bounds import Bounds, VisitWork
 from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
 
 SEED = 1
-GUESSED = 9
-"""Guessing is solved, too, where all requests together name no more than so many experts: it
-multiplies the states by thirty."""
 SHAPES = (
     Small(2, 3, 3, 1, 4, 2, 0, 0, 0, 0),
     Small(2, 3, 4, 1, 5, 2, 0, 0, 0, 0),
     Small(2, 3, 4, 2, 5, 1, 0, 0, 0, 0),
     Small(3, 3, 3, 1, 4, 1, 0, 0, 0, 0),
-    Small(3, 3, 3, 1, 5, 2, 0, 0, 0, 0),
     Small(3, 3, 4, 1, 4, 1, 0, 0, 0, 0),
 )
+DEEP = Small(3, 3, 3, 1, 5, 2, 0, 0, 0, 0)
 REGIMES = {
     "reading": {"load": 4, "step": 1, "row": 1, "expert": 1},
     "even": {"load": 3, "step": 2, "row": 1, "expert": 1},
@@ -87,19 +85,20 @@ def bound(world: Small, routes: Sequence[Route]) -> float:
     return Bounds(work, world.slots, world.costs, world.load, max_rows=64).makespan
 
 
-def solve(world: Small, samples: int, plays: int, some: Sequence[Subject]) -> dict[str, Any]:
+def solve(
+    world: Small, samples: int, plays: int, some: Sequence[Subject], guess: bool
+) -> dict[str, Any]:
     """A world's optima and the distance of each subject."""
-    routes = world.sample(SEED, samples)
-    more = world.sample(SEED, plays) if plays > samples else routes
+    more = world.sample(SEED, max(samples, plays))
+    routes = more[:samples]
     best = [Search(world, r).makespan for r in routes]
     named = [Search(world, r, named_only=True).makespan for r in routes]
     causal = Causal(world)
     value = causal.value
-    guess = Causal(world, guess=True).value if world.requests * world.picks <= GUESSED else None
     found = {}
     for subject in some:
-        made = [play(world, r, subject) for r in routes]
         wide = [play(world, r, subject) for r in more]
+        made = wide[: len(routes)]
         over = [m / b for m, b in zip(made, best, strict=True)]
         over_named = [m / b for m, b in zip(made, named, strict=True)]
         found[subject.name] = {
@@ -111,7 +110,7 @@ def solve(world: Small, samples: int, plays: int, some: Sequence[Subject]) -> di
     return {
         "world": asdict(world), "routes": len(routes), "plays": len(more),
         "bound": mean(bound(world, r) for r in routes), "clairvoyant": mean(best),
-        "named": mean(named), "causal": value, "causal_guessing": guess,
+        "named": mean(named), "causal": value, "causal_guessing": Causal(world, guess=True).value if guess else None,
         "causal_states": causal.states, "schedulers": found,
     }  # fmt: skip
 
@@ -138,12 +137,13 @@ def summary(worlds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def report(
-    worlds: Sequence[tuple[str, Small]], samples: int, plays: int, some: Sequence[Subject]
+    worlds: Sequence[tuple[str, Small]], samples: int, plays: int, some: Sequence[Subject],
+    guess: bool = False,
 ) -> dict[str, Any]:
     """All of it, with progress on the screen."""
     began, out = time.perf_counter(), []
     for regime, world in worlds:
-        solved = {"regime": regime, **solve(world, samples, plays, some)}
+        solved = {"regime": regime, **solve(world, samples, plays, some, guess)}
         out.append(solved)
         least = min(solved["schedulers"].items(), key=lambda item: item[1]["over_causal"])
         print(f"{time.perf_counter() - began:6.0f} s  {regime:9s} {world.requests} requests, "
@@ -162,13 +162,15 @@ def report(
 def main() -> None:
     """Solve every world in every regime; print and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--samples", type=int, default=15, help="routes solved a world")
-    parser.add_argument("--plays", type=int, default=60, help="routes played a world")
+    parser.add_argument("--samples", type=int, default=8, help="routes solved a world")
+    parser.add_argument("--plays", type=int, default=24, help="routes played a world")
     parser.add_argument("--json", type=Path, help="where to write the figures, too")
+    parser.add_argument("--deep", action="store_true", help="guesses, and a larger world")
     args = parser.parse_args()
-    worlds = [(name, replace(shape, **times)) for shape in SHAPES for name, times in
+    shapes = (*SHAPES, DEEP) if args.deep else SHAPES
+    worlds = [(name, replace(shape, **times)) for shape in shapes for name, times in
               REGIMES.items()]  # fmt: skip
-    figures = report(worlds, args.samples, args.plays, subjects())
+    figures = report(worlds, args.samples, args.plays, subjects(), args.deep)
     for name, row in figures["summary"].items():
         print(f"{name:55s} causal x {row['over_causal']:.3f}  named x {row['over_named']:.3f}  "
               f"clairvoyant x {row['over_clairvoyant']:.3f}")  # fmt: skip

@@ -237,7 +237,7 @@ def test_a_slice_of_the_saved_comparison() -> None:
     some = subjects()
     assert {s.options["eviction"] for s in some if not s.predict} == set(EVICTIONS)
     assert {s.options["grouping"] for s in some} == set(SCHEDULERS)
-    told = report([("even", world)], samples=8, plays=world.worlds, some=some)
+    told = report([("even", world)], samples=8, plays=world.worlds, some=some, guess=True)
     (solved,) = told["worlds"]
     assert solved["bound"] <= solved["clairvoyant"] <= solved["named"]
     assert solved["causal_guessing"] <= solved["causal"]
