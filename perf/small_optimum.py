@@ -6,8 +6,8 @@ For each world (two or three requests, three layers, three or four experts; thre
 time between reading and computing): the clairvoyant optimum of `samples` drawn routes, and of the
 same with only named experts read (OPT-1); the causal optimum, exactly (OPT-2; with --deep also the
 one that may guess, which has thirty times the states, and a larger world); and every scheduler on
-those routes and on `plays` drawn routes. Times are in ticks, all from the cost model alone: no clock
-of this machine is in the figures.
+those routes and on `plays` drawn routes. Times are in ticks, all from the cost model alone: no
+clock of this machine is in the figures.
 
 over_clairvoyant, over_named: mean of makespan / optimum over the samples, with the worst;
 over_causal: mean makespan over `plays` / causal optimum, give or take error (one standard error).
@@ -110,7 +110,8 @@ def solve(
     return {
         "world": asdict(world), "routes": len(routes), "plays": len(more),
         "bound": mean(bound(world, r) for r in routes), "clairvoyant": mean(best),
-        "named": mean(named), "causal": value, "causal_guessing": Causal(world, guess=True).value if guess else None,
+        "named": mean(named), "causal": value,
+        "causal_guessing": Causal(world, guess=True).value if guess else None,
         "causal_states": causal.states, "schedulers": found,
     }  # fmt: skip
 
