@@ -322,7 +322,7 @@ def _early(records: list[dict]) -> None:
         ("P4", _set("action", "Place", 1, devices=[0, 1])),
         ("P4", lambda r: [x.update(devices=[0]) for x in r if x.get("action") == "Place"]),
         ("P5", _drop("event", "AttentionDone", 3)), ("P5", _drop("event", "SliceDone", 3)),
-        ("P5", _set("action", "Turn", 4, slice=2)),
+        ("P5", _set("action", "Turn", 4, slice=7)),
         ("P5", lambda r: r[first(r, "action", "Turn", 0, slice=0)]["spans"][0].__setitem__(1, 3)),
         ("P6", _drop("event", "Pulled")), ("P6", _early), ("P6", _drop("event", "Prefilled")),
         ("P6", lambda r: message(r, "pull").__setitem__(3, 1 - message(r, "pull")[3])),
