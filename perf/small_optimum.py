@@ -101,12 +101,13 @@ def solve(
         made = wide[: len(routes)]
         over = [m / b for m, b in zip(made, best, strict=True)]
         over_named = [m / b for m, b in zip(made, named, strict=True)]
-        found[subject.name] = {
+        row = {
             "over_clairvoyant": mean(over), "worst_over_clairvoyant": max(over),
             "over_named": mean(over_named), "worst_over_named": max(over_named),
             "over_causal": mean(wide) / value,
             "error": stdev(wide) / len(wide) ** 0.5 / value if len(wide) > 1 else 0.0,
         }  # fmt: skip
+        found[subject.name] = {key: round(x, 4) for key, x in row.items()}
     return {
         "world": asdict(world), "routes": len(routes), "plays": len(more),
         "bound": mean(bound(world, r) for r in routes), "clairvoyant": mean(best),
