@@ -674,3 +674,19 @@ def test_micro_queues_take_the_fullest_layer() -> None:
         s.handle(Routed(Visit(2, 0, 0), ((0,),)))
         chosen[grouping] = only(s.next_actions(9, 1), Compute)[0].layer
     assert chosen == {"interleaved": 0, "micro-queues": 1}
+
+
+@pytest.mark.rule("SCHED-7")
+@pytest.mark.parametrize("grouping", ["interleaved", "micro-queues"])
+def test_whoever_is_too_far_ahead_waits_though_its_experts_are_there(grouping: str) -> None:
+    """Two layers, lag 1, every expert there: one may be a visit ahead of the other, not two."""
+    sc = Scene(grouping=grouping, readiness="expert", experts=2, slots=4, max_lag=1, chunk=1)
+    for code in range(4):
+        sc.s.cache.loaded(sc.s.cache.begin(sc.s.cache.free[-1], code, False, False))
+    (entry,) = only(sc.say(Arrived(0, 1, 9), Arrived(1, 1, 9)), Compute)
+    said = [Routed(Visit(n, 0, 0), ((0, 1),)) for n in (0, 1)]
+    (step,) = only(sc.say(Computed(entry.step), said[1]), Compute)
+    assert [p.visit.request for p in step.parts] == [1]
+    assert not sc.say(Computed(step.step), Routed(Visit(1, 0, 1), ((0, 1),)))
+    (step,) = only(sc.say(said[0]), Compute)
+    assert [p.visit.request for p in step.parts] == [0]

@@ -52,10 +52,10 @@ def group(s: Scheduler, actions: list[Action], choose: Chooser) -> None:
 
 def runnable(s: Scheduler, r: Request) -> tuple[int, ...] | None:
     """Interleaved: the experts that the visit can run now, or None when it cannot run."""
-    if r.status != WAITING or r.doomed is not None:
+    if r.status != WAITING or r.doomed is not None or not s.eligible(r):
         return None
     if not r.need:
-        return () if s.eligible(r) else None
+        return ()
     present = s.cache.present
     if s.claims and not r.bulk:
         return r.need if r.claimed and all(present(c) for c in r.need) else None
