@@ -52,8 +52,8 @@ def test_the_whole_demonstration(model: Path, small: None, tmp_path: Path,
     expert = 3 * 16 * 32 * 4
     assert told["bytes_per_s"] == pytest.approx(expert / (0.5 * told["step_s"]))
     assert f"paced to {told['bytes_per_s'] / 1e6:.0f} MB/s" in "\n".join(lines)
-    # 2 alone, then of each of 4: 3 warm, 3 x 2 rounds, grid: 3 budgets x (1 + 4) and two warm-ups of 4: each
-    # result but the first of its request is a comparison.
+    # 2 alone, then of each of 4: 3 warm, 3 x 2 rounds, grid: 3 budgets x (1 + 4) and two warm-ups
+    # of 4: each result but the first of its request is a comparison.
     results = 2 + 4 * 3 + 4 * 3 * 2 + 4 * (3 * (1 + 4) + 2 * 4)
     assert told["comparisons"] == results - 4
     assert list(told["schedulers"]) == [c.name for c in contest.CONTENDERS]

@@ -17,7 +17,7 @@ import pytest
 from engines import COMPILED
 
 from jax_impl.app.bench import random_requests
-from jax_impl.app.trace import traits
+from jax_impl.app.routes import traits
 from jax_impl.engine import JaxEngine
 from oracle.tiny import tiny_config, write_checkpoint
 from perf import limits, peers
