@@ -7,6 +7,7 @@ of a request that is over reaches a device behind the word that it is over.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +22,12 @@ from reference.control.attention_serving import Prefill, Serving
 
 @dataclass
 class _Way:
-    """A prompt on its way: its worker, the layers made so far, the devices that have not all."""
+    """A prompt on its way: its worker, the layers made so far, the devices that have not all, with
+    the attempt that each is at."""
 
     seat: Seat
     worker: int
-    left: set[int]
+    left: dict[int, int]
     gone: threading.Event = field(default_factory=threading.Event)
     made: list[PromptKV] = field(default_factory=list)
 
@@ -42,13 +44,14 @@ class HandOvers:
         self.workers = list(workers)
         self._epoch = [0] * len(self.workers)
         self._ways: dict[int, _Way] = {}
+        self._attempts = itertools.count()
 
     def __len__(self) -> int:
         return len(self._ways)
 
     def start(self, action: Prefill, seat: Seat) -> None:
         """Have a worker run the prompt."""
-        way = _Way(seat, action.worker, set(seat.devices))
+        way = _Way(seat, action.worker, {d: next(self._attempts) for d in seat.devices})
         self._ways[action.request] = way
         job = PromptJob(self._epoch[action.worker], seat, way.gone)
         self.workers[action.worker].run(job)
@@ -63,7 +66,8 @@ class HandOvers:
 
     def _offer(self, way: _Way, device: int, layer: int) -> None:
         blocks = tuple(way.seat.table.blocks[self._kind_of[layer]])
-        offer = Offer(way.seat.handle.number, layer, way.made[layer], blocks)
+        number, attempt = way.seat.handle.number, way.left[device]
+        offer = Offer(number, layer, way.made[layer], blocks, attempt)
         self._pool.devices[device].post(offer)
 
     def current(self, m: Prompted) -> bool:
@@ -73,12 +77,14 @@ class HandOvers:
     def pulled(self, p: Pulled) -> None:
         """A device has the whole prompt; when all have, the request may decode."""
         way = self._ways.get(p.request)
-        if way is None:
-            return
+        if way is None or p.request not in self._serving.running:
+            return  # it is over, which may have been heard just now
         if p.error is not None:
             self._failed(p.request, f"memory device {p.device}: {p.error}")
             return
-        way.left.discard(p.device)
+        if way.left.get(p.device) != p.attempt:
+            return  # of before a loss: the device is offered it again
+        del way.left[p.device]
         if not way.left:
             self._serving.pulled(p.request)
             # Until the worker is through, a loss may still send it the same way again.
@@ -112,7 +118,7 @@ class HandOvers:
         """The device has lost what it had pulled: it is offered all that was made once more."""
         for request, way in self._ways.items():
             if device in way.seat.devices:
-                way.left.add(device)
+                way.left[device] = next(self._attempts)
                 self._pool.devices[device].post(Drop(request))
                 for layer in range(len(way.made)):
                     self._offer(way, device, layer)

@@ -215,7 +215,7 @@ class MemoryDevice:
             return Answer(message.tile, message.layer, self.number, None, error)
         if isinstance(message, Offer):
             self._puller.drop(message.request)
-        return Pulled(getattr(message, "request", -1), self.number, error)
+        return Pulled(getattr(message, "request", -1), self.number, -1, error)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -233,11 +233,12 @@ class MemoryDevice:
                 self._finish(opened, message)
                 if not self._open:
                     self._puller.gaps.empty(time.monotonic(), opened.ask.more)
-            case Offer(request, layer, kv, blocks):
+            case Offer(request, layer, kv, blocks, attempt):
                 share = head_share(
                     self.number % self.options.shares, self.options.shares, kv.keys.shape[1]
                 )
-                self._puller.offered(request, layer, kv, slice(share.start, share.stop), blocks)
+                mine = slice(share.start, share.stop)
+                self._puller.offered(request, layer, kv, mine, blocks, attempt)
             case Drop(request):
                 self._puller.drop(request)
             case Void(tile):
@@ -265,7 +266,7 @@ class MemoryDevice:
         if error is not None:
             self._puller.drop(piece.request)
         if done is not None or error is not None:
-            self._answer(Pulled(piece.request, self.number, error))
+            self._answer(Pulled(piece.request, self.number, pull.attempt, error))
 
     def _put(
         self, i: int, k: np.ndarray, v: np.ndarray | None, blocks: np.ndarray,

@@ -65,12 +65,13 @@ class Void:
 @dataclass(frozen=True)
 class Offer:
     """A prefill worker has a layer's keys and values of a prompt; the device pulls its heads of it
-    into `blocks`, which the request holds there."""
+    into `blocks`, which the request holds there. attempt: a loss makes it be offered again."""
 
     request: int
     layer: int
     kv: PromptKV
     blocks: tuple[int, ...]
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ class Drop:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A memory device has all of a prompt's keys and values that it keeps, or has failed."""
+    """A memory device has all of a prompt's keys and values that it keeps, or has failed; of the
+    attempt with which they were offered (-1: no matter which)."""
 
     request: int
     device: int
+    attempt: int
     error: BaseException | None = None
 
 

@@ -34,12 +34,14 @@ class PromptKV:
 
 @dataclass(frozen=True)
 class Pull:
-    """A piece to be pulled: rows of keys and values, and the request's blocks at that layer."""
+    """A piece to be pulled: rows of keys and values, the request's blocks at that layer, and the
+    attempt that it belongs to."""
 
     piece: Piece
     k: np.ndarray
     v: np.ndarray | None
     blocks: tuple[int, ...]
+    attempt: int
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Puller:
         self.gaps = Gaps(byte_s)
         self.told = Pulls()
         self._handoff = HandOff(layers, piece_bytes)
-        self._from: dict[tuple[int, int], tuple[PromptKV, slice, tuple[int, ...]]] = {}
+        self._from: dict[tuple[int, int], tuple[PromptKV, slice, tuple[int, ...], int]] = {}
         self._last = (0.0, 0.0)
 
     @property
@@ -70,12 +72,13 @@ class Puller:
         return self._handoff.backlog
 
     def offered(
-        self, request: int, layer: int, kv: PromptKV, heads: slice, blocks: tuple[int, ...]
-    ) -> None:
+        self, request: int, layer: int, kv: PromptKV, heads: slice, blocks: tuple[int, ...],
+        attempt: int,
+    ) -> None:  # fmt: skip
         """A layer's keys and values of a prompt are there; `heads` of them are this device's."""
         sizes = [a[0, heads, 0].nbytes for a in (kv.keys, kv.values) if a is not None]
         self._handoff.offer(request, layer, kv.end - kv.first, sum(sizes), kv.first)
-        self._from[request, layer] = kv, heads, blocks
+        self._from[request, layer] = kv, heads, blocks, attempt
 
     def drop(self, request: int) -> None:
         """Nothing more of it is wanted."""
@@ -88,9 +91,9 @@ class Puller:
         piece = self._handoff.next_pull(self.gaps.room(now))
         if piece is None:
             return None
-        kv, heads, blocks = self._from[piece.request, piece.layer]
+        kv, heads, blocks, attempt = self._from[piece.request, piece.layer]
         k, v = kv.rows(piece.first, piece.tokens, heads)
-        return Pull(piece, k, v, blocks)
+        return Pull(piece, k, v, blocks, attempt)
 
     def pulled(self, pull: Pull, began: float, ended: float) -> int | None:
         """The piece has come; the request, if all of its prompt has."""
