@@ -1,6 +1,6 @@
 """Does the simulator, calibrated by a probe on this host, predict what the JAX engine measures?
 
-    python -m perf.validate_simulator [--rounds 3] [--big 0.4] [--quick]
+    python -m perf.validate_simulator [--rounds 3] [--minutes 60] [--big 0.4] [--quick]
 
 Cells: the built-in model and a generated mixture (--big GiB of experts, on disk while this runs),
 each with schedulers x requests where reading takes most of the time, where reading and computing
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -158,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no round that would end later")
     parser.add_argument("--big", type=float, default=0.4, help="GiB of experts; 0: demo only")
     parser.add_argument("--quick", action="store_true", help="four cells a model, for a look")
     args = parser.parse_args()
@@ -170,12 +172,17 @@ def main() -> None:
             big = write_checkpoint(Path(place) / "big", config, dtype="BF16")
             studies.append(Study("mixture", big, 800e6, 8))
         loads: list[float] = []
-        for _ in range(args.rounds):
+        began = time.monotonic()
+        for done in range(args.rounds):
+            took = time.monotonic() - began
+            if done and took + took / done > 60 * args.minutes:
+                break
             for study in studies:
                 study.probe.round(crowds)
                 for cell in cells(args.quick):
                     study.measure(cell)
                     loads.append(os.getloadavg()[0])
+            print(f"round {done + 1}: {time.monotonic() - began:.0f} s", flush=True)
         rows = [row for study in studies for row in study.rows()]
         costs = {study.name: study.probe.costs().as_dict() for study in studies}
     print("\n".join(map(show, rows)))
