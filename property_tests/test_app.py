@@ -109,7 +109,7 @@ def test_failures_are_one_line(
 ) -> None:
     from jax_impl.app import check
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, **given: object) -> None:
         raise error
 
     monkeypatch.setattr(check, "read_log", fail)
@@ -157,7 +157,7 @@ def test_closed_or_narrow_output_is_no_traceback() -> None:
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax_impl.app import check
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, **given: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(check, "read_log", fail)

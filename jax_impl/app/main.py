@@ -42,7 +42,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The full parser of one command; imports that command's module."""
-    module = importlib.import_module(f"jax_impl.app.{command}")
+    # No module is called like one of the standard library.
+    module = importlib.import_module(f"jax_impl.app.{'routes' if command == 'trace' else command}")
     parser = OneLineParser(
         prog=f"covey {command}", description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
