@@ -5,8 +5,8 @@
 judges each change of the group (GROUPS) in a process of its own, in which the module has the
 change under its own name. Judges come in stages, the cheapest first; what none of them notices
 lives. OUT gets one JSON object a line: name, killed_by ("" for one that lives), stage, seconds;
-changes that it has already are not judged again. The order is drawn from the seed, so any first
-part is a sample.
+changes that it has already are not judged again. The unchanged modules are judged first: it is an
+error when they are blamed. The order is drawn from the seed, so any first part is a sample.
 Survivors are explained in specs/mutation-control.md and specs/mutation-jax.md.
 """
 
@@ -29,20 +29,20 @@ from pathlib import Path
 from typing import Any
 
 from oracle.patching import serve
-from property_tests.changes import ROOT, Change, sample
+from property_tests.changes import ROOT, Change, file_of, sample
 
 _C = "reference.control."
 CONTROL = tuple(
-    _C + name
-    for name in ("cache", "eviction", "eviction_counts", "eviction_frequency", "fetch", "grouping",
-                 "lifecycle", "prefetch", "requests", "scheduler")
-)  # fmt: skip
+    _C + file.stem
+    for file in sorted((ROOT / "reference" / "control").glob("*.py"))
+    if not file.stem.startswith(("attention_", "host_tier", "__"))
+)
 TIERS = (_C + "host_tier",)
 LAMINA = tuple(
-    _C + f"attention_{name}"
-    for name in ("batches", "handoff", "partition", "prompts", "rotation", "serving", "wire")
+    _C + file.stem for file in sorted((ROOT / "reference" / "control").glob("attention_*.py"))
 )
-JAX = tuple(f"jax_impl.{name}" for name in ("transfer", "slots", "holdings", "loop", "engine"))
+TRANSFER = ("jax_impl.transfer", "jax_impl.slots")
+ENGINE = ("jax_impl.holdings", "jax_impl.loop", "jax_impl.engine")
 
 STILL = 6
 """So often in a row, five seconds apart, nothing has moved."""
@@ -120,15 +120,15 @@ def schedules(runs: int, seeds: int) -> Judge:
     return judge
 
 
-def tests(*files: str) -> Judge:
-    """Files of property_tests, one after another."""
+def files(*names: str, only: str = "") -> Judge:
+    """Files of property_tests, one after another. `only`: of these tests (a pytest expression)."""
 
     def judge() -> str:
         import pytest
 
-        for file in files:
+        for file in names:
             seen = _First()
-            flags = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+            flags = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", only]
             status = pytest.main([*flags, f"property_tests/{file}"], plugins=[seen])
             if seen.failed or status:
                 return seen.failed or f"pytest ends {file} with {int(status)}"
@@ -148,32 +148,55 @@ class _First:
             self.failed = report.nodeid.removeprefix("property_tests/")
 
 
+LONG = (
+    "prompt_does or random_play or a_copy or explored or starves or never_idles or change_nothing"
+)
+"""Tests of control that take a second or more."""
+BY_HAND = ("test_control_edges.py", "test_control.py", "test_prefetch.py")
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "control": (CONTROL, (
         Stage("tiny scopes", scopes(0, 700), 5),
         Stage("walks", walks(600), 8),
-        Stage("tests", tests("test_control.py", "test_prefetch.py"), 120),
+        Stage("quick tests", files(*BY_HAND, only=f"not ({LONG})"), 20),
+        Stage("machines", files("test_machines.py", only="lists_say or books_say"), 40),
         Stage("small scopes", scopes(700, 6_000), 60),
         Stage("schedules", schedules(100, 60), 60),
+        Stage("long tests", files(*BY_HAND, only=LONG), 120),
         Stage("larger scopes", scopes(6_000, 42_000), 400),
     )),
-    "tiers": (TIERS, (Stage("tests", tests("test_tiers.py"), 150),)),
+    "tiers": (TIERS, (Stage("tests", files("test_tiers.py"), 150),)),
     "lamina": (LAMINA, (
-        Stage("tests", tests("test_lamina_reference.py"), 40),
-        Stage("simulator", tests("test_lamina_simulator.py"), 100),
-        Stage("serving", tests("test_lamina_serving.py"), 200),
+        Stage("tests", files("test_lamina_reference.py"), 40),
+        Stage("simulator", files("test_lamina_simulator.py"), 100),
+        Stage("serving", files("test_lamina_serving.py"), 200),
     )),
-    "jax": (JAX, (
-        Stage("transfer", tests("test_transfer.py"), 60),
-        Stage("executors", tests("test_executors.py"), 200),
-        Stage("engine", tests("test_engine.py", "test_engine_faults.py"), 300),
-        Stage("edges", tests("test_engine_edges.py", "test_engine_memory.py"), 300),
+    "transfer": (TRANSFER, (
+        Stage("transfer", files("test_transfer.py"), 60),
+        Stage("machine", files("test_machines.py", only="engine"), 200),
+        Stage("faults", files("test_engine_faults.py", "test_engine_memory.py"), 300),
+    )),
+    "engine": (ENGINE, (
+        Stage("executors", files("test_executors.py"), 200),
+        Stage("engine", files("test_engine.py", "test_engine_edges.py"), 300),
+        Stage("faults", files("test_engine_faults.py", "test_engine_memory.py"), 300),
     )),
 }  # fmt: skip
 """Group -> modules, and who judges them."""
 
 
-def judge(change: Change, stages: Iterable[Stage]) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Unchanged:
+    """What nobody may blame."""
+
+    module: str
+
+    @property
+    def source(self) -> str:
+        """As it is."""
+        return file_of(self.module).read_text(encoding="utf-8")
+
+
+def judge(change: Change | Unchanged, stages: Iterable[Stage]) -> tuple[str, str]:
     """(what kills the change, at which stage), in a process of its own; "" when nothing does."""
     stages = tuple(stages)
     read, write = os.pipe()
@@ -213,7 +236,7 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _child(change: Change, stages: tuple[Stage, ...], write: int) -> None:
+def _child(change: Change | Unchanged, stages: tuple[Stage, ...], write: int) -> None:
     """Writes a line a stage: what was found, or nothing."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -262,6 +285,9 @@ def main() -> None:
         known = {json.loads(line)["name"] for line in args.out.read_text().splitlines()}
     drawn = [c for c in sample(modules, args.seed)[: args.count] if c.name not in known]
     preload()
+    for module in modules:
+        if any(blamed := judge(Unchanged(module), stages)):
+            parser.error(f"the unchanged {module} is blamed: {blamed}")
 
     def one(change: Change) -> None:
         began = time.monotonic()
@@ -277,13 +303,12 @@ def main() -> None:
 
 
 def preload() -> None:
-    """What every child would import: libraries of others alone."""
-    import hypothesis
+    """What every child would import: libraries of others alone, and none that pytest rewrites."""
     import jax
     import numpy
     import pytest
 
-    assert all((hypothesis, jax, numpy, pytest))
+    assert all((jax, numpy, pytest))
 
 
 if __name__ == "__main__":
