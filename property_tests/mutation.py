@@ -5,8 +5,9 @@
 judges each change of the group (GROUPS) in a process of its own, in which the module has the
 change under its own name. Judges come in stages, the cheapest first; what none of them notices
 lives. OUT gets one JSON object a line: name, killed_by ("" for one that lives), stage, seconds;
-changes that it has already are not judged again. The unchanged modules are judged first: it is an
-error when they are blamed. The order is drawn from the seed, so any first part is a sample.
+changes that it has already are not judged again, but with --again those that live. The unchanged
+module is judged first: it is an error when it is blamed. The order is drawn from the seed, so any
+first part is a sample.
 Survivors are explained in specs/mutation-control.md and specs/mutation-jax.md.
 """
 
@@ -266,6 +267,12 @@ def explained(page: Path) -> dict[str, str]:
     return dict(rows)
 
 
+def results(out: Path) -> dict[str, dict[str, Any]]:
+    """Name -> the last verdict on it."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -275,14 +282,14 @@ def main() -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--most", help="the last stage to ask")
+    parser.add_argument("--again", action="store_true", help="judge again what lives in OUT")
     args = parser.parse_args()
     modules, stages = GROUPS[args.group]
     names = [s.name for s in stages]
     if args.most:
         stages = stages[: names.index(args.most) + 1]
-    known = set()
-    if args.out.exists():
-        known = {json.loads(line)["name"] for line in args.out.read_text().splitlines()}
+    known = {name for name, record in results(args.out).items()
+             if record["killed_by"] or not args.again}  # fmt: skip
     drawn = [c for c in sample(modules, args.seed)[: args.count] if c.name not in known]
     preload()
     for module in modules:
