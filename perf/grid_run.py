@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
 
@@ -21,8 +22,9 @@ from reference.simulator.compute_bound import (
 from reference.simulator.costs import Roofline
 from reference.simulator.cpu_misses import popular, simulate_cpu_misses
 from reference.simulator.history import Lately, filled, teach
+from reference.simulator.hits import units
 from reference.simulator.models import ModelShape
-from reference.simulator.run import control, routes_for, simulate
+from reference.simulator.run import control, lengths, routes_for, simulate
 from reference.simulator.schedulers import PRESETS, Preset, preset
 from reference.vocab.options import ControlOptions
 
@@ -97,12 +99,31 @@ def lately(model: str, requests: int) -> Lately:
 @lru_cache(maxsize=16)
 def _slots(lately: Lately, options: ControlOptions) -> ExpertCache:
     """The slots before the window: other requests went through them, then the past of these."""
-    before = lately.before()
-    each = lately.requests * lately.past
-    groups = -(-(SERVED - each) // each)
-    earlier = lately.earlier(max(0, groups) * lately.requests, lately.past)
-    parts = [earlier[i : i + lately.requests] for i in range(0, len(earlier), lately.requests)]
-    return filled([*parts, before], options)
+    return filled(_groups(lately), options)
+
+
+def _groups(lately: Lately) -> list[list[np.ndarray]]:
+    """Routes that go through the slots before the window, one group in lock-step after another."""
+    n, each = lately.requests, lately.requests * lately.past
+    earlier = lately.earlier(max(0, -(-(SERVED - each) // each)) * n, lately.past)
+    return [*(earlier[i : i + n] for i in range(0, len(earlier), n)), lately.before()]
+
+
+def in_lockstep(lately: Lately, count: int) -> Iterator[list[np.ndarray]]:
+    """Round by round, what each running request asks, uint [L, K]: the closed loop of `simulate`,
+    in which who ends is replaced."""
+    length, following = lengths(lately.requests, NEW_TOKENS), lately.requests
+    running = {r: lately.request(r, length(r) + 1) for r in range(lately.requests)}
+    at = dict.fromkeys(running, 0)
+    for _ in range(count):
+        yield [topk[at[r]] for r, topk in running.items()]
+        for r in list(running):
+            at[r] += 1
+            if at[r] == length(r):
+                del running[r], at[r]
+                running[following] = lately.request(following, length(following) + 1)
+                at[following] = 0
+                following += 1
 
 
 def run_cell(cell: Cell, names: str) -> dict[str, Any]:
@@ -148,10 +169,9 @@ def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> d
         return simulate_cpu_misses(
             costs, model.moe_layers, ahead, resident, bring=p.name == "fiddler"
         )
-    slots = _slots(requests, control(model, cell.cache_share, eviction=options.eviction))
     if p.name == "belady":
-        return _belady(costs, options, [requests.request(r, inside) for r in range(cell.requests)],
-                       slots)  # fmt: skip
+        return _belady(costs, options, requests, before, inside)
+    slots = _slots(requests, control(model, cell.cache_share, eviction=options.eviction))
     at = costs if p.reading is None else Roofline(costs.platform, model, p.reading, _stored(costs))
     result = simulate(
         None, model, requests, options, requests=cell.requests, tokens=inside * cell.requests,
@@ -170,11 +190,19 @@ def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> d
 
 
 def _belady(
-    costs: Roofline, options: ControlOptions, routes: list[np.ndarray], slots: ExpertCache
+    costs: Roofline, options: ControlOptions, requests: Lately, before: int, inside: int
 ) -> dict[str, Any]:
-    together = together_seconds(costs, options.layers, routes)
-    rate, loads = belady_rate(costs, costs.expert_bytes, routes, options.experts, options.slots,
-                              slots.where, together)  # fmt: skip
+    """Of the same past, warm-up and window, in lock-step."""
+    experts, layers, n = options.experts, len(options.layers), requests.requests
+    past = [visits for group in _groups(requests) for visits in units(group, experts)]
+    needs = [{c for codes in visits for c in codes} for visits in past]
+    rounds_of_it = list(in_lockstep(requests, before + inside))
+    for rows in rounds_of_it:
+        needs += [{i * experts + int(e) for r in rows for e in r[i]} for i in range(layers)]
+    window = [np.stack(lane) for lane in zip(*rounds_of_it[before:], strict=True)]
+    together = together_seconds(costs, options.layers, window)
+    rate, loads = belady_rate(costs, costs.expert_bytes, needs, options.slots, inside * layers,
+                              inside * n, together)  # fmt: skip
     channel = rate * loads * costs.transfer(costs.expert_bytes)
     return {"tokens_per_s": rate, "fetches_per_token": loads, "channel_busy": channel}
 

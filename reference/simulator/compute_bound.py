@@ -8,7 +8,7 @@ import numpy as np
 
 from reference.simulator.bounds import Bounds, visits_of
 from reference.simulator.costs import Costs, Work
-from reference.simulator.hits import belady_loads, units
+from reference.simulator.hits import belady_loads
 from reference.vocab.actions import Compute
 from reference.vocab.ids import ENTRY
 
@@ -49,15 +49,15 @@ def least_seconds(costs: Costs, layers: tuple[int, ...], routes: Sequence[np.nda
 
 
 def belady_rate(
-    costs: Costs, expert_bytes: int, routes: Sequence[np.ndarray], experts: int, slots: int,
-    resident: Collection[int], together_s: float,
+    costs: Costs, expert_bytes: int, needs: Sequence[Collection[int]], slots: int, counted: int,
+    tokens: int, together_s: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """(tokens/s that lock-step could reach at most, experts read a token): the loads of Belady's
-    rule (BOUND-6) one after another, or its compute, whichever is longer. resident: codes, layer
-    place * experts + expert."""
-    needs = [{c for codes in visits for c in codes} for visits in units(routes, experts)]
-    tokens = len(routes) * len(routes[0])
-    loads = sum(belady_loads(needs, slots, resident=resident)) / tokens
+    """(tokens/s, experts read a token) of lock-step with a cache that has known the future since it
+    was empty: in its last `counted` units, which generate `tokens`, the loads of Belady's rule, an
+    expert being free to go once it was used (BOUND-6), one after another, or its compute, whichever
+    takes longer. needs: distinct expert codes of each unit, (step, layer) by (step, layer)."""
+    units = [set(need) for need in needs]
+    loads = sum(belady_loads(units, slots, together=False)[-counted:]) / tokens
     return 1.0 / max(together_s, loads * costs.transfer(expert_bytes)), loads
 
 
