@@ -9,6 +9,7 @@ up with the statistics of published traces, or recorded (covey trace); requests 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from jax_impl.app import builtin, engines
 from jax_impl.app.output import WholeFile, write_json
 from reference.files.budget import show_size
 from reference.simulator import models, platforms
-from reference.simulator.arrivals import read_arrivals
+from reference.simulator.arrivals import Arrival, read_arrivals, read_lengths
 from reference.simulator.run import Result, control, routes_for, simulate
+from reference.simulator.servegen import is_servegen
 from reference.vocab.errors import BadInput
 from reference.vocab.options import EVICTIONS, READINESS, SCHEDULERS
 
@@ -64,11 +66,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="made-up routing with counted frequencies: an npz of "
                              "'<domain>/counts' [layers, experts]")
     parser.add_argument("--arrivals", metavar="F", type=Path,
-                        help="request trace: Azure, BurstGPT, Mooncake and like forms")
+                        help="request trace: Azure, BurstGPT, Mooncake and like forms; Vidur's "
+                             "lengths; a ServeGen client's trace, or a folder of those")
+    parser.add_argument("--rate", type=float, metavar="R",
+                        help="requests a second, drawn, for --arrivals that have no times")
+    parser.add_argument("--lengths", metavar="F", type=Path,
+                        help="the same traces, of which the lengths alone are taken: --requests "
+                             "are always there")
     parser.add_argument("--most", type=engines.positive, default=100, metavar="N",
-                        help="requests of --arrivals (default: 100)")
+                        help="requests of --arrivals or --lengths (default: 100)")
     parser.add_argument("--divide", type=engines.positive, default=1, metavar="N",
-                        help="divides all lengths of --arrivals")
+                        help="divides all lengths of --arrivals or --lengths")
     parser.add_argument("--stretch", type=float, default=1.0, metavar="X",
                         help="multiplies all times of --arrivals")
     parser.add_argument("--seed", type=engines.count, default=0, metavar="N")
@@ -104,12 +112,8 @@ def run(args: argparse.Namespace) -> int:
         if routes.experts != model.experts:
             raise BadInput(f"--counts: {args.counts}: {routes.experts} experts; {model.name} has "
                            f"{model.experts}")
-    arrivals = None
-    if args.arrivals:
-        arrivals = read_arrivals(args.arrivals, most=args.most, divide=args.divide,
-                                 stretch=args.stretch)
-        notes.append(f"{len(arrivals)} requests of {args.arrivals.name}, lengths divided by "
-                     f"{args.divide}, times by {1 / args.stretch:g}")
+    arrivals, shapes, note = requests_of(args)
+    notes += note
     size = model.bytes_of(args.stored)
     print(f"{platform.title}\n{model.title}: {model.all_experts} experts of {show_size(size)}, "
           f"{args.share:.1%} of them in memory; {'; '.join(notes)}")
@@ -124,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
             got = simulate(platform, model, routes, options, requests=args.requests,
                            tokens=10**9 if arrivals else args.tokens,
                            warm_up=0 if arrivals else args.tokens // 4, prompt=args.prompt,
-                           new_tokens=args.new_tokens, arrivals=arrivals, stored=args.stored,
-                           predict=args.predict, seed=args.seed)  # fmt: skip
+                           new_tokens=args.new_tokens, shapes=shapes, arrivals=arrivals,
+                           stored=args.stored, predict=args.predict, seed=args.seed)  # fmt: skip
             found[scheduler] = got.as_dict()
             print(line(scheduler, got))
         if out:
@@ -133,6 +137,29 @@ def run(args: argparse.Namespace) -> int:
                              "share": args.share, "requests": args.requests,
                              "schedulers": found})  # fmt: skip
     return 0
+
+
+def requests_of(
+    args: argparse.Namespace,
+) -> tuple[list[Arrival] | None, Callable[[int], tuple[int, int]] | None, list[str]]:
+    """Arrivals or, for a closed loop, lengths of --arrivals and --lengths, and what is told."""
+    if args.arrivals and args.lengths:
+        raise BadInput("--lengths: with --arrivals, which has lengths too; one of them expected")
+    if args.rate is not None and not args.arrivals:
+        raise BadInput(f"--rate: {args.rate:g} without --arrivals F, requests that have no times")
+    if args.arrivals:
+        arrivals = read_arrivals(args.arrivals, most=args.most, divide=args.divide,
+                                 stretch=args.stretch, rate=args.rate, seed=args.seed)
+        drawn = "" if args.rate is None else f" at {args.rate:g} a second, seed {args.seed}"
+        drawn = f" drawn, seed {args.seed}" if is_servegen(args.arrivals) else drawn
+        return arrivals, None, [f"{len(arrivals)} requests of {args.arrivals.name}{drawn}, lengths "
+                                f"divided by {args.divide}, times by {1 / args.stretch:g}"]
+    if args.lengths:
+        found = read_lengths(args.lengths, most=args.most, divide=args.divide, seed=args.seed)
+        return None, lambda n: found[n % len(found)], [
+            f"lengths of {len(found)} requests of {args.lengths.name}, divided by {args.divide}"
+        ]  # fmt: skip
+    return None, None, []
 
 
 def line(name: str, got: Result) -> str:
