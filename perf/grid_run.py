@@ -66,7 +66,7 @@ def schedulers(name: str, cell: Cell) -> list[Preset]:
     out = [preset(n) for n in names]
     return [
         p for p in out
-        if p.simulated and not (p.kind == "cpu" and not host) and not (p.reading and host)
+        if not (p.kind == "cpu" and not host) and not (p.reading and host)
     ]  # fmt: skip
 
 

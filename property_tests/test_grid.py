@@ -65,7 +65,7 @@ def test_control_takes_every_preset_for_every_model(p: Any) -> None:
         model = models.load(name)
         if p.kind != "cpu":
             Scheduler(control(model, 0.5, **p.policies(model)))
-        if p.simulated and p.predict:
+        if p.predict:
             assert simulated(p.predictor(model), control(model, 0.5), lambda v: ()) is not None
     guesses = bool(p.options.get("prefetch"))
     assert guesses == bool(p.predict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,12 +202,98 @@ def test_published_accuracies() -> None:
     assert accuracies("next-gate-mixtral", 32) == MIXTRAL
     assert accuracies("next-gate-qwen3", 3) == (0.0, 0.886, 0.886)
     assert accuracies("perfect", 3) == (1.0, 1.0, 1.0)
+    assert accuracies("token-olmoe", 3) == (0.625,) * 3
     assert ACCURACY["next-gate-dsv2-lite"] == 0.79 and ACCURACY["trace"] == 0.6
     for name, layers in (("next-gate-mixtral", 24), ("clairvoyant", 24)):
         with pytest.raises(BadInput, match=name):
             accuracies(name, layers)
     with pytest.raises(BadInput, match="3 numbers from 0 to 1"):
         NoisyOracle(OPTIONS, lambda v: (), (0.5, 2.0, 0.5))
+
+
+@pytest.mark.rule("PREDICT-8")
+def test_a_simulated_table_by_token_id_speaks_as_the_engines_own() -> None:
+    """Of two layers at a time, from the token on, the further one at two thirds."""
+
+    def truth(visit: Visit) -> tuple[tuple[int, ...], ...]:
+        return ((visit.layer, 1),)
+
+    for name, ahead in (("token-mixtral", (0, 2)), ("perfect", (0,))):
+        said = simulated(name, OPTIONS, truth)
+        assert said is not None
+        for visit, layers in ((Visit(0, 0, ENTRY), ahead), (Visit(0, 0, 2), (3,))):
+            told = said.opened(visit, ()) if visit.layer == ENTRY else said.routed(visit, ())
+            assert tuple(p.visit.layer for p in told) == layers
+            best = [max(score for _, score in p.scores) for p in told]
+            assert best == pytest.approx([1, 2 / 3][: len(told)] if name != "perfect" else [1])
+
+
+def shares(token: np.ndarray, expert: np.ndarray, n: np.ndarray, k: int) -> dict[str, float]:
+    """Of the experts that occurrences use, how many are among the k most used: by the token's own
+    counts, by those of half of its occurrences for the other half, by the layer's."""
+    times = np.bincount(token, n).astype(int) // k
+    assert (n <= times[token]).all()
+    half = np.random.default_rng(0).hypergeometric(n, times[token] - n, times[token] // 2)
+    layer = np.bincount(expert, n)
+
+    def share(known: np.ndarray, asked: np.ndarray) -> float:
+        order = np.lexsort((expert, -known, token))
+        rank = np.arange(len(order)) - np.searchsorted(token[order], token[order])
+        return asked[order][(rank < k) & (known[order] > 0)].sum() / asked.sum()
+
+    return {"own": share(n, n), "half": share(half, n - half),
+            "layer": np.sort(layer)[-k:].sum() / n.sum()}  # fmt: skip
+
+
+@pytest.mark.rule("PREDICT-8")
+def test_shares_of_a_table_by_token_id() -> None:
+    """Three tokens of one expert each: one is steady, one is not, one comes once."""
+    token, expert = np.array([0, 1, 1, 2]), np.array([0, 1, 2, 3])
+    got = shares(token, expert, np.array([8, 500, 500, 1]), 1)
+    assert got["own"] == pytest.approx(509 / 1009) and got["layer"] == pytest.approx(500 / 1009)
+    assert 0.4 < got["half"] < 0.51
+    assert shares(token[:1], expert[:1], np.array([8]), 1)["half"] == 1.0
+
+
+@pytest.mark.rule("PREDICT-8")
+@pytest.mark.parametrize(
+    ("name", "file", "k", "own", "other", "layer"),
+    [("token-olmoe", "olmoe", 8, 0.676, 0.299, 0.385),
+     ("token-mixtral", "mistral", 2, 0.630, 0.420, 0.285)],
+)  # fmt: skip
+def test_accuracy_of_published_tables_by_token_id(
+    name: str, file: str, k: int, own: float, other: float, layer: float
+) -> None:
+    """The figure, and those that are told beside it."""
+    traces = Path(__file__).parents[2] / "shared" / "traces" / "routing-stats-olmoe"
+    if not (traces / f"{file}.npz").exists():
+        pytest.skip("counts of experts by token id are not here")
+    held, found, across = np.load(traces / f"{file}.npz"), [], []
+    domains = sorted({key.split("/")[0] for key in held if key.endswith("tok_n")})
+    experts = held[f"{domains[0]}/counts"].shape[1]
+    for i in range(3):
+        parts = []
+        for domain in domains:
+            here = held[f"{domain}/tok_layer"] == i
+            token, expert, n = (held[f"{domain}/tok_{x}"][here].astype(int)
+                                for x in ("id", "expert", "n"))  # fmt: skip
+            parts.append((token * experts + expert, n))
+            found.append(shares(np.unique(token, return_inverse=True)[1], expert, n, k))
+        size = 1 + max(code.max() for code, _ in parts)
+        total = np.bincount(np.concatenate([c for c, _ in parts]),
+                            np.concatenate([n for _, n in parts]), minlength=size)  # fmt: skip
+        for code, n in parts:
+            known = total - np.bincount(code, n, minlength=size)
+            known = np.pad(known, (0, -len(known) % experts)).reshape(-1, experts)
+            best = np.argsort(-known, 1, kind="stable")[:, :k]
+            named = np.zeros(known.shape, bool)
+            np.put_along_axis(named, best, True, 1)
+            across.append(n[(named & (known > 0)).ravel()[code]].sum() / n.sum())
+    means = {key: float(np.mean([f[key] for f in found])) for key in found[0]}
+    assert means["half"] == pytest.approx(ACCURACY[name], abs=0.002)
+    assert means["own"] == pytest.approx(own, abs=0.001)
+    assert means["layer"] == pytest.approx(layer, abs=0.001)
+    assert np.mean(across) == pytest.approx(other, abs=0.001)
 
 
 @pytest.mark.rule("PREDICT-9")

@@ -13,7 +13,7 @@ from reference.prediction.activation import ActivationMatrices
 from reference.prediction.base import Named, Predictor
 from reference.prediction.layer_table import LayerTable
 from reference.prediction.next_gate import NextGate
-from reference.prediction.noisy_oracle import ACCURACY, NoisyOracle, accuracies
+from reference.prediction.noisy_oracle import ACCURACY, BY_TOKEN, NoisyOracle, accuracies
 from reference.prediction.token_table import TokenTable
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import Visit
@@ -52,7 +52,8 @@ def simulated(
     if name in ("activation", "layer"):
         return predictor(name, options)
     if name in ACCURACY:
-        return NoisyOracle(options, truth, accuracies(name, len(options.layers)), seed)
+        ahead = 2 if name in BY_TOKEN else 1
+        return NoisyOracle(options, truth, accuracies(name, len(options.layers)), seed, ahead)
     try:
         share = float(name)
     except ValueError:

@@ -32,9 +32,8 @@ class Preset:
 
     options   fields of ControlOptions; `prefetch` counts in parts of the model's top_k: 1.0 is all
     predict   a name for `reference.prediction.simulated`, "next-gate" for the accuracy that was
-              published for the model, "" for none
+              published for the model, "token" for that of a table by token id, "" for none
     reading   how it reads the disk where that is its point; None: as all others do
-    simulated False where a run without texts cannot tell what it needs
     """
 
     name: str
@@ -44,7 +43,6 @@ class Preset:
     predict: str = ""
     cache: Literal["published", "per-layer"] = "published"
     reading: Reading | None = None
-    simulated: bool = True
 
     def policies(self, model: ModelShape) -> dict[str, Any]:
         """Keyword arguments for reference.simulator.run.control."""
@@ -55,6 +53,8 @@ class Preset:
 
     def predictor(self, model: ModelShape) -> str:
         """What `simulate` calls the predictor."""
+        if self.predict == "token":
+            return TOKEN_TABLE.get(model.name, OTHER_TABLES)
         return NEXT_GATE.get(model.name, OTHER_GATES) if self.predict == "next-gate" else (
             self.predict)  # fmt: skip
 
@@ -66,6 +66,10 @@ NEXT_GATE = {
 }
 OTHER_GATES = "next-gate-qwen3"
 """gpt-oss and OLMoE: nothing published; the best of the others, in the baseline's favour."""
+
+TOKEN_TABLE = {"mixtral-8x7b": "token-mixtral", "olmoe-1b-7b": "token-olmoe"}
+OTHER_TABLES = "token-olmoe"
+"""The others: nothing published; the better of the two, in the baseline's favour."""
 
 LOCKSTEP: dict[str, Any] = {"grouping": "lockstep"}
 BLOCKING: dict[str, Any] = {"grouping": "lockstep-blocking"}
@@ -135,8 +139,9 @@ PRESETS: tuple[Preset, ...] = (
     Preset("layer-table", "predictive",
            "a statistical predictor that counts neighbouring layers and the last token; no paper's",
            {**LOCKSTEP, **AHEAD, "eviction": "per-layer"}, "layer"),
-    Preset("token-table", "predictive", "a table by token id: needs texts, so engines only",
-           {**LOCKSTEP, **AHEAD, "eviction": "per-layer"}, "token", simulated=False),
+    Preset("token-table", "predictive",
+           "a table by token id, here an oracle as right as tables of OLMoE's and Mixtral's "
+           "published counts; no paper's", {**LOCKSTEP, **AHEAD, "eviction": "per-layer"}, "token"),
     Preset("klotski", "predictive",
            "2502.06888: all requests as one group; hot experts of the next layer from a "
            "correlation table, 0.59 right, most wanted first; experts are streamed: one LRU",
