@@ -20,6 +20,7 @@ from property_tests import text_models as made
 from property_tests.engines import checkpoint
 from property_tests.refusals import refused
 from property_tests.text_models import TOKENIZERS, begins, characters, model_with_text
+from reference.files.routing_trace import read_trace
 
 TEXT = st.text(st.sampled_from("the hil.é你\U0001f600\U0001f468‍\n a") | st.characters(
     exclude_categories=("Cs",)), max_size=14)
@@ -260,6 +261,14 @@ def test_a_stop_over_several_tokens_ends_the_request(engine: str, tmp_path: Path
     sampled = [e for e in events if e.get("event") == "Sampled" and e["request"] == 0]
     assert len(sampled) == len(cut["tokens"]), "nothing runs on while the stop is looked for"
     assert [e["stop"] for e in sampled] == [False] * (len(sampled) - 1) + [True]
+
+    # The same requests, recorded: every token but the last of the same answers.
+    words = ["trace", "record", model, "--requests", path, "--engine", engine, "--ignore-eos",
+             "--quiet", "--max-new-tokens", 40, "-o", tmp_path / "t.npz", "--kv-tokens", 1024]
+    assert main([str(word) for word in words]) == 0
+    recorded = {r.id: len(r.topk) - r.prompt_len for r in read_trace(tmp_path / "t.npz").requests}
+    assert recorded == {str(n): len(row["tokens"]) - 1
+                        for n, row in enumerate([cut, beside, never])}
 
 
 # Special tokens

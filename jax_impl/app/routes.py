@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from jax_impl.app import builtin, engines
+from jax_impl.app import builtin, engines, sampling_flags
 from jax_impl.app.output import Progress, WholeFile, places_of_their_own, write_json
+from jax_impl.app.run import requests_of
+from jax_impl.app.stops import watching
 from jax_impl.app.text import Text
 from jax_impl.app.waiting import Interrupt, run_all
 from reference.files.checkpoint import Checkpoint
@@ -41,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="npz file to write")
     record.add_argument("--max-new-tokens", metavar="N", type=engines.count, default=128,
                         help="for requests that do not say (default: 128)")
+    sampling_flags.arguments(record, "logprobs")
     record.add_argument("--ignore-eos", action="store_true",
                         help="go on to max_new_tokens whatever is sampled")
     show = what.add_parser("show", help="what tokens and requests share, what a cache would hit")
@@ -61,7 +64,8 @@ def record(args: argparse.Namespace) -> int:
     places_of_their_own({"--out": args.out}, model, args.requests)
     options = engines.options_of(args)
     progress = Progress(args.quiet)
-    requests = engines.requests_of(args.requests, model, Text(model), args.max_new_tokens)
+    text = Text(model)
+    requests = requests_of(args, model, text)
     checkpoint = Checkpoint.open(model)
     checkpoint.close()
     config = checkpoint.config
@@ -74,7 +78,7 @@ def record(args: argparse.Namespace) -> int:
         out = stack.enter_context(WholeFile("--out", args.out, "wb"))
         interrupt = stack.enter_context(Interrupt())
         with engines.open_engine(args.engine, model, options) as engine:
-            handles = run_all(requests, engine.submit, progress, interrupt,
+            handles = run_all(requests, watching(engine.submit, text, {}), progress, interrupt,
                               virtual=args.engine == "reference")
             results = [handle.result() for handle in handles if handle is not None]
             records = engine.records

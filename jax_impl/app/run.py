@@ -56,11 +56,7 @@ def run(args: argparse.Namespace) -> int:
     )
     progress = Progress(args.quiet)
     text = Text(model)
-    requests = engines.requests_of(args.requests, model, text, args.max_new_tokens)
-    defaults = sampling_flags.defaults(args, model)
-    requests = [request.with_defaults(*defaults) for request in requests]
-    for request in requests:
-        checked(request.stop, text, f"request '{request.id}'")
+    requests = requests_of(args, model, text)
     options |= {"ignore_eos": args.ignore_eos, "log": args.log, "keep_log": args.check}
     if args.engine == "jax":
         options |= {"progress": progress.say, "check": args.check}
@@ -97,6 +93,15 @@ def run(args: argparse.Namespace) -> int:
         log, name = Log(head, records, complete=True), str(args.log or "log")
         status = max(status, judge(log, name, outputs=rows), judge_again(log, name))
     return INTERRUPTED if interrupt.noted else status
+
+
+def requests_of(args: argparse.Namespace, model: Path, text: Text) -> list[Request]:
+    """The requests of --requests with all settled that they leave open. Raises BadInput."""
+    requests = engines.requests_of(args.requests, model, text, args.max_new_tokens)
+    defaults = sampling_flags.defaults(args, model)
+    for request in requests:
+        checked(request.stop, text, f"request '{request.id}'")
+    return [request.with_defaults(*defaults) for request in requests]
 
 
 def record(
