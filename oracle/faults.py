@@ -305,8 +305,8 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
     _m(
         "compute-waits-for-fetch",
         GROUP,
-        "if s.blocking and (",
-        "if (",
+        "if s.blocking and s.cache.loading():",
+        "if s.cache.loading():",
         "L3",
         "visit-k2-s3",
     ),

@@ -150,10 +150,11 @@ class _First:
 
 
 LONG = (
-    "prompt_does or random_play or a_copy or explored or starves or never_idles or change_nothing"
+    "prompt_does or random_play or a_copy or explored or starves or never_idles or change_nothing "
+    "or seeded_fault"
 )
-"""Tests of control that take a second or more."""
-BY_HAND = ("test_control_edges.py", "test_control.py", "test_prefetch.py")
+"""Tests of control that take a second or more, or change modules themselves."""
+BY_HAND = ("test_control_edges.py", "test_control.py", "test_eviction.py", "test_prefetch.py")
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "control": (CONTROL, (
         Stage("tiny scopes", scopes(0, 700), 5),

@@ -67,7 +67,7 @@ class Plain:
 class Counted(Plain):
     """`lfu` and `lfru` (CACHE-10). The line is by count, and by age among equals."""
 
-    limit = 0
+    limit = 16
 
     def __init__(self, name: str, slots: int, layers: int, experts: int) -> None:
         super().__init__(name, slots, layers, experts)
@@ -158,7 +158,7 @@ class Passes(Plain):
 class Trading(Plain):
     """`adaptive` (CACHE-13)."""
 
-    step = 0
+    step = 16
 
     def __init__(self, name: str, slots: int, layers: int, experts: int) -> None:
         super().__init__(name, slots, layers, experts)

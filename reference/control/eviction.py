@@ -5,7 +5,8 @@ cache has to look, one after another (CACHE-5). Whether a slot may go at all is 
 cache.py passes over what is kept or read, and takes what a waiting visit has named only when
 nothing else may go (CACHE-6). An expert's code is `layer ordinal * experts + expert`.
 
-This module has recency and what goes by layers; eviction_counts.py has the policies that count.
+This module has recency, what goes by passes, and what all that count have in common;
+eviction_counts.py and eviction_frequency.py have the policies that count.
 """
 
 from __future__ import annotations
@@ -111,7 +112,80 @@ class Global(PerLayer):
     __slots__ = ()
 
     def __init__(self, slots: int, layers: int, experts: int) -> None:
-        super().__init__(slots, 1, max(1, layers) * max(1, experts))
+        super().__init__(slots, 1, layers * experts)
+
+
+FADED = -1
+"""The class of what goes before all that is counted."""
+
+
+class Counted(PerLayer):
+    """READY slots by what is counted of their experts. What counts, and when, subclasses say.
+
+    count    of every expert, resident or not
+    classes  of each layer: count -> its READY slots, the least recently used first
+    at       the class that a READY slot is in
+    """
+
+    __slots__ = ("at", "classes", "count")
+
+    def __init__(self, slots: int, layers: int, experts: int) -> None:
+        super().__init__(slots, layers, experts)
+        self.count = [0] * (len(self.in_layer) * self.experts)
+        self.classes: list[dict[int, OrderedDict[int, int]]] = [{} for _ in self.in_layer]
+        self.at: dict[int, int] = {}
+
+    def copy(self) -> Counted:
+        """An independent copy."""
+        new = super().copy()
+        assert isinstance(new, Counted)
+        new.count = self.count[:]
+        new.classes = [{n: c.copy() for n, c in classes.items()} for classes in self.classes]
+        new.at = self.at.copy()
+        return new
+
+    def _put(self, slot: int, code: int, n: int) -> None:
+        self.classes[code // self.experts].setdefault(n, OrderedDict())[slot] = code
+        self.at[slot] = n
+
+    def arrive(self, slot: int, code: int) -> None:
+        """It comes with the count that it has."""
+        self._put(slot, code, self.count[code])
+
+    def use(self, slot: int, code: int) -> None:
+        """The latest among equals."""
+        self.drop(slot, code)
+        self._put(slot, code, self.count[code])
+
+    def _halve(self, layer: int) -> None:
+        """All of a layer, rounded down; no order changes."""
+        codes = slice(layer * self.experts, (layer + 1) * self.experts)
+        self.count[codes] = [n // 2 for n in self.count[codes]]
+        old, self.classes[layer] = self.classes[layer], {}
+        for n in sorted(old):
+            for slot, code in old[n].items():
+                self._put(slot, code, n // 2)  # FADED stays what it is
+
+    def demote(self, slot: int, code: int) -> None:
+        """Before all that is counted; its count stays."""
+        self.drop(slot, code)
+        self._put(slot, code, FADED)
+        self.classes[code // self.experts][FADED].move_to_end(slot, last=False)
+
+    def drop(self, slot: int, code: int) -> None:
+        """Out of its class."""
+        classes, n = self.classes[code // self.experts], self.at.pop(slot)
+        del classes[n][slot]
+        if not classes[n]:
+            del classes[n]
+
+    def ranks(self) -> list[Iterable[int]]:
+        """Class by class."""
+        return [classes[n] for classes in self.classes for n in sorted(classes)]
+
+    def extra(self) -> tuple:
+        """Counts, and which class is whose."""
+        return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
 
 
 class LeastStale(PerLayer):

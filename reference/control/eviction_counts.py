@@ -10,76 +10,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from reference.control.eviction import Global, LeastStale, Order, PerLayer
+from reference.control.eviction import Counted, Global, LeastStale, Order, PerLayer
 from reference.control.eviction_frequency import Named
 
-FADED = -1
-"""The class of what goes before all that is counted."""
 
+class Frequency(Counted):
+    """CACHE-10, `lfru`: least often used; among equals, least recently. Steps that read an expert
+    are counted; a layer is halved when a count reaches `LIMIT`."""
 
-class Frequency(PerLayer):
-    """CACHE-10, `lfru`: least often used; among equals, least recently.
-
-    count    steps that read the expert, whether it is resident or not; halved (rounded down), for
-             the whole layer, when one reaches `LIMIT`
-    classes  of each layer: count -> its READY slots, least recently used first
-    at       the class that a READY slot is in
-    """
-
-    __slots__ = ("at", "classes", "count")
+    __slots__ = ()
     LIMIT = 16
 
-    def __init__(self, slots: int, layers: int, experts: int) -> None:
-        super().__init__(slots, layers, experts)
-        self.count = [0] * (len(self.in_layer) * self.experts)
-        self.classes: list[dict[int, OrderedDict[int, int]]] = [{} for _ in self.in_layer]
-        self.at: dict[int, int] = {}
-
-    def copy(self) -> Frequency:
-        """An independent copy."""
-        new = super().copy()
-        assert isinstance(new, Frequency)
-        new.count = self.count[:]
-        new.classes = [{n: c.copy() for n, c in classes.items()} for classes in self.classes]
-        new.at = self.at.copy()
-        return new
-
-    def _put(self, slot: int, code: int, n: int) -> None:
-        self.classes[code // self.experts].setdefault(n, OrderedDict())[slot] = code
-        self.at[slot] = n
-
-    def arrive(self, slot: int, code: int) -> None:
-        """It comes back with the count that it had."""
-        self._put(slot, code, self.count[code])
-
     def use(self, slot: int, code: int) -> None:
-        """One more; at the limit the whole layer is halved, in which no order changes."""
-        self.drop(slot, code)
+        """One more."""
         self.count[code] += 1
-        self._put(slot, code, self.count[code])
+        super().use(slot, code)
         if self.count[code] >= self.LIMIT:
             self._halve(code // self.experts)
-
-    def _halve(self, layer: int) -> None:
-        codes = slice(layer * self.experts, (layer + 1) * self.experts)
-        self.count[codes] = [n // 2 for n in self.count[codes]]
-        old, self.classes[layer] = self.classes[layer], {}
-        for n in sorted(old):
-            for slot, code in old[n].items():
-                self._put(slot, code, n // 2)  # FADED stays what it is
-
-    def demote(self, slot: int, code: int) -> None:
-        """Before all that is counted; its count stays."""
-        self.drop(slot, code)
-        self._put(slot, code, FADED)
-        self.classes[code // self.experts][FADED].move_to_end(slot, last=False)
-
-    def drop(self, slot: int, code: int) -> None:
-        """Out of its class."""
-        classes, n = self.classes[code // self.experts], self.at.pop(slot)
-        del classes[n][slot]
-        if not classes[n]:
-            del classes[n]
 
     def victims(self, code: int) -> Iterator[Iterable[int]]:
         """The layers of CACHE-5; in each, the rarest first."""
@@ -90,14 +37,6 @@ class Frequency(PerLayer):
 
     def _among(self, equals: OrderedDict[int, int]) -> Iterable[int]:
         return equals
-
-    def ranks(self) -> list[Iterable[int]]:
-        """Class by class."""
-        return [classes[n] for classes in self.classes for n in sorted(classes)]
-
-    def extra(self) -> tuple:
-        """Counts, and which class is whose."""
-        return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
 
 
 class LeastFrequent(Frequency):

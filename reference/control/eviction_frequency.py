@@ -10,35 +10,29 @@ time, for each slot that the layer has: where all experts are alike, the layers 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from reference.control.eviction import PerLayer
+from reference.control.eviction import Counted
 
-FADED = -1
-"""The class of what goes before all that is counted."""
 OWN, OTHER = 2, 3
 """A share weighs more in another layer than in the newcomer's own."""
 
 
-class Named(PerLayer):
-    """count    visits that have named the expert, resident or not; total: the sum of a layer's
-    passes   since all counts were halved (rounded down), which they are at every PASSES; one ends
-             when as many visits have gone through ENTRY (`entries`) as requests run
-    classes  of each layer: count -> its READY slots, the least recently used first
-    at       the class that a READY slot is in
+class Named(Counted):
+    """Visits that have named an expert are counted.
+
+    total    of each layer, the sum of its counts
     low      each layer's least class, or None where it has to be looked for
+    passes   since all counts were halved, which they are at every PASSES; one ends when as many
+             visits have gone through ENTRY (`entries`) as requests run
     """
 
-    __slots__ = ("at", "classes", "count", "entries", "low", "passes", "total")
+    __slots__ = ("entries", "low", "passes", "total")
     PASSES = 12
 
     def __init__(self, slots: int, layers: int, experts: int) -> None:
         super().__init__(slots, layers, experts)
-        self.count = [0] * (len(self.in_layer) * self.experts)
         self.total = [0] * len(self.in_layer)
-        self.classes: list[dict[int, OrderedDict[int, int]]] = [{} for _ in self.in_layer]
-        self.at: dict[int, int] = {}
         self.low: list[int | None] = [None] * len(self.in_layer)
         self.entries = self.passes = 0
 
@@ -46,31 +40,18 @@ class Named(PerLayer):
         """An independent copy."""
         new = super().copy()
         assert isinstance(new, Named)
-        new.count = self.count[:]
         new.total = self.total[:]
-        new.classes = [{n: c.copy() for n, c in classes.items()} for classes in self.classes]
-        new.at = self.at.copy()
         new.low = self.low[:]
         new.entries = self.entries
         new.passes = self.passes
         return new
 
     def _put(self, slot: int, code: int, n: int) -> None:
+        super()._put(slot, code, n)
         layer = code // self.experts
-        self.classes[layer].setdefault(n, OrderedDict())[slot] = code
-        self.at[slot] = n
         low = self.low[layer]
         if low is not None and n < low:
             self.low[layer] = n
-
-    def arrive(self, slot: int, code: int) -> None:
-        """It comes with the count that it has."""
-        self._put(slot, code, self.count[code])
-
-    def use(self, slot: int, code: int) -> None:
-        """The latest among equals."""
-        self.drop(slot, code)
-        self._put(slot, code, self.count[code])
 
     def named(self, code: int, slot: int, first: bool) -> None:
         """One more visit."""
@@ -93,30 +74,17 @@ class Named(PerLayer):
                 self._halve(layer)
 
     def _halve(self, layer: int) -> None:
-        codes = slice(layer * self.experts, (layer + 1) * self.experts)
-        self.count[codes] = [n // 2 for n in self.count[codes]]
-        self.total[layer] = sum(self.count[codes])
-        old, self.classes[layer] = self.classes[layer], {}
         self.low[layer] = None
-        for n in sorted(old):
-            for slot, code in old[n].items():
-                self._put(slot, code, n // 2)  # FADED stays what it is
-
-    def demote(self, slot: int, code: int) -> None:
-        """Before all that is counted; its count stays."""
-        self.drop(slot, code)
-        self._put(slot, code, FADED)
-        self.classes[code // self.experts][FADED].move_to_end(slot, last=False)
+        super()._halve(layer)
+        codes = slice(layer * self.experts, (layer + 1) * self.experts)
+        self.total[layer] = sum(self.count[codes])
 
     def drop(self, slot: int, code: int) -> None:
         """Out of its class."""
-        layer = code // self.experts
-        classes, n = self.classes[layer], self.at.pop(slot)
-        del classes[n][slot]
-        if not classes[n]:
-            del classes[n]
-            if self.low[layer] == n:
-                self.low[layer] = None
+        layer, n = code // self.experts, self.at[slot]
+        super().drop(slot, code)
+        if self.low[layer] == n and n not in self.classes[layer]:
+            self.low[layer] = None
 
     def victims(self, code: int) -> Iterator[Iterable[int]]:
         """Class by class, by weight; equal ones: the own layer's first, then the lower layer's."""
@@ -145,11 +113,6 @@ class Named(PerLayer):
             return n
         return n * (OWN if layer == own else OTHER) / (self.total[layer] * self.in_layer[layer])
 
-    def ranks(self) -> list[Iterable[int]]:
-        """Class by class."""
-        return [classes[n] for classes in self.classes for n in sorted(classes)]
-
     def extra(self) -> tuple:
         """Counts, which class is whose, and when all are halved next."""
-        classes = tuple([tuple(sorted(classes)) for classes in self.classes])
-        return tuple(self.count), classes, self.entries, self.passes
+        return *super().extra(), self.entries, self.passes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reference.control.fetch import Chooser
 from reference.control.requests import AWAITING, RUNNING, WAITING, Request
-from reference.vocab.actions import Action, Compute, Load
+from reference.vocab.actions import Action, Compute
 from reference.vocab.ids import Part, Visit
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ Ready = tuple[Request, tuple[int, ...], bool]
 
 def group(s: Scheduler, actions: list[Action], choose: Chooser) -> None:
     """Start at most one step. Only called when compute is idle."""
-    if s.blocking and (s.cache.loading() or any(isinstance(a, Load) for a in actions)):
+    if s.blocking and s.cache.loading():
         return
     if s.options.grouping == "balanced":
-        chosen = _balanced(s, choose)
+        chosen = _balanced(s)
     elif s.lockstep:
         here = [r for r in s.running.values() if r.stage == s.front and r.status != AWAITING]
         chosen = _together(s, here)
@@ -52,7 +52,7 @@ def group(s: Scheduler, actions: list[Action], choose: Chooser) -> None:
 
 def runnable(s: Scheduler, r: Request) -> tuple[int, ...] | None:
     """Interleaved: the experts that the visit can run now, or None when it cannot run."""
-    if r.status != WAITING or r.doomed is not None or not s.eligible(r):
+    if r.status != WAITING or not s.eligible(r):
         return None
     if not r.need:
         return ()
@@ -69,8 +69,6 @@ def _together(s: Scheduler, visits: list[Request]) -> list[Ready]:
     present = s.cache.present
     ready, complete = [], True
     for r in visits:
-        if r.doomed is not None:
-            continue
         if r.status != WAITING:
             complete = False  # its router has yet to speak
             continue
@@ -82,7 +80,7 @@ def _together(s: Scheduler, visits: list[Request]) -> list[Ready]:
     return [(r, codes, False) for r, codes, _ in ready if codes]
 
 
-def _balanced(s: Scheduler, choose: Chooser) -> list[Ready]:
+def _balanced(s: Scheduler) -> list[Ready]:
     """SCHED-13: the least advanced that can run, with all who can at its layer.
 
     Requests of equal progress go on together. Where reading is the limit and the channel has
@@ -107,7 +105,7 @@ def _each(s: Scheduler, visits: list[Request]) -> list[Ready]:
     present = s.cache.present
     out = []
     for r in visits:
-        if r.doomed is None and r.status == WAITING:
+        if r.status == WAITING:
             codes = tuple([c for c in r.need if present(c)])
             if codes or not r.need:
                 out.append((r, codes, len(codes) == len(r.need)))
