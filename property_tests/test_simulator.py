@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
+from jax_impl.app import this_host
 from jax_impl.app.main import main
 from reference.files.bare import BareModel
 from reference.simulator import models, platforms
@@ -328,6 +331,19 @@ def test_the_loop_is_fast_enough() -> None:
     assert max(rates) > 20_000
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_probe_of_this_host_finds_a_known_overhead(share: float) -> None:
+    """Steps of a host whose overhead is known, with one request and with eight, give it back."""
+    model = models.load("olmoe-1b-7b")
+    true = platforms.load("jetson-thor")
+    true = replace(true, overhead=Overhead(400e-6, 0.0, 30e-6, 0.0))
+    plain = replace(true, overhead=Overhead(0.0, 0.0, 0.0, 0.0))
+    alone, crowd = (this_host.step(true, model, n, share) for n in (1, this_host.CROWD))
+    found = this_host.overhead(plain, model, share, alone, crowd)
+    assert (found.step_s, found.row_s) == pytest.approx((400e-6, 30e-6), rel=0.1)
+    assert this_host.overhead(plain, model, share, 0.0, 0.0) == plain.overhead
+
+
 @pytest.mark.rule("SIM-12")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two schedulers, with the figures that the function gives; folders, files and refusals."""
@@ -346,7 +362,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "mine.toml").write_text(THOR.replace("14.7e9", "1e9"))
     assert main([*base, "--platform", str(tmp_path / "mine.toml")]) == 0
     assert main([*base[:1], "--model", "demo", "--tokens", "16", "--platform", "this"]) == 0
-    assert "this host" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert re.search(r"this host .* ms an expert, .* ms a step, .* ms a row", told)
     arrivals = tmp_path / "requests"
     arrivals.write_text('{"arrival_s": 0, "input_toks": 30, "output_toks": 20}\n')
     assert main([*base, "--arrivals", str(arrivals), "--divide", "10"]) == 0

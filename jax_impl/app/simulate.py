@@ -17,6 +17,7 @@ from typing import Any
 
 from jax_impl.app import builtin, engines
 from jax_impl.app.output import WholeFile, write_json
+from jax_impl.app.this_host import this_host
 from reference.files.budget import show_size
 from reference.simulator import models, platforms
 from reference.simulator.arrivals import Arrival, read_arrivals, read_lengths
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(listing()))
         return 0
     model = model_of(args.model)
-    platform = this_host(args.model, model) if args.platform == "this" else (
+    platform = this_host(args.model, model, args.share) if args.platform == "this" else (
         platform_of(args.platform))
     routes, notes = routes_for(model, args.seed), [f"made-up routing, seed {args.seed}"]
     if args.routes:
@@ -203,34 +204,6 @@ def model_of(word: str) -> models.ModelShape:
         raise BadInput(f"--model: {word}: no routed experts")
     own = {"own": found.expert_bytes()}
     return models.of_config(found.config, builtin.name_of(path), expert_bytes=own)
-
-
-def this_host(word: str, model: models.ModelShape) -> platforms.Platform:
-    """This host as a platform, by the probe of covey plan: reads of the model's own experts and
-    the kernel that runs one. Raises BadInput where there are no weights to read."""
-    from jax_impl.app import estimate
-    from reference.files.budget import available_memory
-    from reference.files.checkpoint import Checkpoint
-
-    path = builtin.model(word)
-    if not (path / "config.json").is_file():
-        raise BadInput(f"--platform this: --model {word}: a folder with weights, or demo, expected")
-    with Checkpoint.open(path) as ckpt:
-        speeds = estimate.probe(ckpt, "f32", 4, None)
-    if speeds.disk is None or speeds.expert_s is None:
-        raise BadInput(f"--platform this: {word}: nothing could be measured: {speeds.how}")
-    rate = f"measured: experts of {model.name}, four at a time, {speeds.how}"
-    kernel = f"measured: one expert of {model.name} on {estimate.TILE} rows"
-    assumed = "assumed: as covey plan has it"
-    return platforms.Platform(
-        "this", f"this host ({speeds.how} reads, {speeds.expert_s * 1e3:.2g} ms an expert)",
-        platforms.Channel(speeds.disk, 1e-4, 4, 1 << 30),
-        platforms.Memory(model.bytes_of() / speeds.expert_s, available_memory(), 1.0),
-        platforms.Arithmetic(2 * model.expert_params * estimate.TILE / speeds.expert_s, 1.0),
-        platforms.Overhead(estimate.VISIT_S, 0.0, 0.0, 0.0),
-        sources={"channel.bytes_per_s": rate, "memory.bytes_per_s": kernel,
-                 "compute.flops_per_s": kernel, "overhead.step_s": assumed},
-    )  # fmt: skip
 
 
 def listing() -> list[str]:
