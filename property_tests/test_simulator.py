@@ -16,6 +16,7 @@ from jax_impl.app import this_host
 from jax_impl.app.main import main
 from reference.files.bare import BareModel
 from reference.simulator import models, platforms
+from reference.simulator.arrivals import Arrival
 from reference.simulator.costs import CostModel, Reading, Roofline, Work
 from reference.simulator.meter import percentile
 from reference.simulator.models import LayerShape, ModelShape
@@ -80,10 +81,20 @@ THOR = (Path(platforms.__file__).parent / "jetson-thor.toml").read_text()
 @pytest.mark.parametrize(
     ("was", "becomes", "told"),
     [
-        ("depth = 32", "depth = 0", "channel.depth: 0; a positive number expected"),
-        ("depth = 32", 'depth = "deep"', "channel.depth: 'deep'; a positive number"),
+        ("depth = 32", "depth = 0", "channel.depth: 0; a whole number from 1 to 65536 expected"),
+        ("depth = 32", 'depth = "deep"', "channel.depth: 'deep'; a whole number"),
+        ("depth = 32", "depth = 0.5", "channel.depth: 0.5; a whole number"),
+        ("block_bytes = ", "block_bytes = 0.5 #", "channel.block_bytes: 0.5; a whole number"),
+        ("bytes_per_s = ", "bytes_per_s = inf #", "channel.bytes_per_s: inf; a number from 1 to"),
+        ("bytes_per_s = ", "bytes_per_s = 1e-300 #", "channel.bytes_per_s: 1e-300; a number"),
+        ("latency_s = ", "latency_s = inf #", "channel.latency_s: inf; a number from 0 to 1000"),
+        ("latency_s = ", "latency_s = true #", "channel.latency_s: True; a number"),
+        ("flops_per_s = ", "flops_per_s = nan #", "compute.flops_per_s: nan; a number"),
+        ("step_s = ", "step_s = 1e300 #", "overhead.step_s: 1e+300; a number"),
+        ("expert_s = ", "expert_s = -1e-9 #", "overhead.expert_s: -1e-09; a number"),
+        ("share = 0.8", "share = 1e-300", "memory.share: 1e-300; a number"),
         ("depth = 32\n", "", "channel: block_bytes, bytes_per_s, latency_s; expected"),
-        ("share = 0.8", "share = 1.8", "memory.share: 1.8; at most 1"),
+        ("share = 0.8", "share = 1.8", "memory.share: 1.8; a number from 1e-06 to 1 expected"),
         ('"memory.share" = "assumed:', '"memory.share" = "guessed:', "sources: memory.share: "),
         ('"memory.share" =', '"memory.part" =', "sources: memory.share: None"),
         ("[sources]", '[sources]\n"channel.colour" = "nominal: red"', "channel.colour names no"),
@@ -285,6 +296,43 @@ def test_a_closed_loop_keeps_its_number_and_prompts_cost() -> None:
     assert _timeless(again.as_dict()) == _timeless(short.as_dict())  # fmt: skip
 
 
+@pytest.mark.rule("SIM-10")
+@pytest.mark.parametrize("grouping", ["lockstep", "balanced", "interleaved"])
+def test_a_window_measures_a_round_at_least(grouping: str) -> None:
+    """Lock-step ends warm-up and window in one moment; interleaved could end the window before any
+    request's second token."""
+    costs = CostModel(bytes_per_s=1e6, depth=2, step_s=1.0, row_s=0.1, expert_s=0.0)
+
+    def run(**given: Any) -> Any:
+        return simulate(None, SMALL, routes(2), control(SMALL, 1.0, 8, grouping=grouping),
+                        requests=8, new_tokens=100, costs=costs, **given)  # fmt: skip
+
+    got, long = run(tokens=4, warm_up=1), run(tokens=320, warm_up=80)
+    assert got.tokens >= 8
+    assert got.tokens_per_s == pytest.approx(long.tokens_per_s, rel=0.2)
+    assert got.tpot_p50 is None and got.hit_rate == 1.0
+    assert long.tpot_p50 == pytest.approx(8 / long.tokens_per_s, rel=0.1)
+    with pytest.raises(BadInput, match="2 tokens in all, none after a warm-up of 3; a shorter"):
+        run(tokens=4, warm_up=3, arrivals=[Arrival(0.0, 1, 2)])
+    every = run(tokens=9, warm_up=0, arrivals=[Arrival(0.0, 1, 1)])
+    assert (every.tokens, every.itl_p50, every.full_hit) == (1, None, 1.0)
+
+
+@pytest.mark.rule("SIM-10")
+def test_a_request_that_can_never_fit_is_told() -> None:
+    """In a closed loop its follower came at the same moment, for ever."""
+    given: dict[str, Any] = {"tokens": 9, "warm_up": 0, "costs": CostModel()}
+    options = control(SMALL, 0.5, 2, kv_tokens=64)
+    needs = r"prompt of 1 plus 100 new tokens needs 128 KV tokens; the capacity is 64"
+    with pytest.raises(BadInput, match=f"request 1: {needs}"):
+        simulate(None, SMALL, routes(2), options, requests=2, new_tokens=100, **given)
+    some = [Arrival(0.0, 1, 100), Arrival(0.0, 1, 3)]
+    got = simulate(None, SMALL, routes(2), options, arrivals=some, **given)
+    assert (got.finished, got.refused, got.tokens) == (1, 1, 3)
+    with pytest.raises(BadInput, match=f"every request is refused; request 0: {needs}"):
+        simulate(None, SMALL, routes(2), options, arrivals=some[:1], **given)
+
+
 @pytest.mark.rule("SIM-8")
 def test_faults_of_mapped_pages_are_slower_than_whole_experts() -> None:
     model = models.load("olmoe-1b-7b")
@@ -368,6 +416,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arrivals.write_text('{"arrival_s": 0, "input_toks": 30, "output_toks": 20}\n')
     assert main([*base, "--arrivals", str(arrivals), "--divide", "10"]) == 0
     assert "1 requests of requests, lengths divided by 10" in capsys.readouterr().out
+    with open(arrivals, "a") as file:
+        file.write('{"arrival_s": 0, "input_toks": 30, "output_toks": 2000000}\n')
+    assert main([*base, "--arrivals", str(arrivals)]) == 0
+    assert "; 1 requests can never fit and were refused" in capsys.readouterr().out
+    assert main(["simulate", "--model", "demo", "--tokens", "1", "--requests", "1"]) == 0
+    assert " ? ms a token (p99 ?)" in capsys.readouterr().out
     assert main(["simulate", "--list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in (*platforms.names(), *models.names()))

@@ -406,6 +406,23 @@ def test_recorded_routes_in_the_simulator() -> None:
     assert got.fetches_per_token > 0
 
 
+def test_routes_are_made_as_far_as_a_request_has_come() -> None:
+    """Not all of a long one at once; what comes later goes on where the first ended."""
+    asked: list[int] = []
+
+    class Told(SyntheticRouter):
+        def request(self, request: int, tokens: int) -> np.ndarray:
+            asked.append(tokens)
+            return super().request(request, tokens)
+
+    shares = (RouterShares(0.2, 0.2, 0.2, 0.5),) * 2
+    routes = RoutesOf(Told(shares, 8, 2), (0, 1), lambda n: (1, 10**9))
+    whole = SyntheticRouter(shares, 8, 2).request(3, 700)
+    assert [routes(3, t, 1) for t in range(700)] == [tuple(x) for x in whole[:, 1].tolist()]
+    assert asked == [256, 512, 1024]
+    assert routes(4, 600, 0) and asked[-1] == 601
+
+
 # Arrivals
 
 
@@ -450,6 +467,9 @@ def test_each_form_of_request_trace(
         (AZURE.replace("374", "many"), ":3: "),
         (MOONCAKE.replace("4000", '"noon"'), ":2: "),
         (MOONCAKE.replace("1000", "NaN"), ":1: "),
+        (MOONCAKE.replace("1000", "true"), ":1: "),
+        (MOONCAKE.replace("7322", "true"), ":2: "),
+        (MOONCAKE.replace("490", "false"), ":2: "),
         ("a,b\n1,2\n", ":2: fields a, b: no request trace that is known; known: TIMESTAMP"),
         (MOONCAKE + "[1]\n", ":3: "),
         (MOONCAKE + "{\n", ":3: {: a JSON object expected"),

@@ -164,15 +164,23 @@ def requests_of(
 
 
 def line(name: str, got: Result) -> str:
-    """The figures for people."""
+    """The figures for people; "?" where nothing in the window tells (SIM-10)."""
+
+    def known(value: float | None, form: str) -> str:
+        return "?" if value is None else format(value, form)
+
+    def ms(seconds: float | None) -> str:
+        return known(None if seconds is None else seconds * 1e3, ".0f")
+
+    refused = f"; {got.refused} requests can never fit and were refused" if got.refused else ""
     stalls = sorted(got.stalls.items(), key=lambda x: -x[1])
     told = ", ".join(f"{reason} {part:.0%}" for reason, part in stalls if part >= 0.01)
     return (f"{name}: {got.tokens_per_s:.2f} tokens/s, {got.bound_share:.0%} of the bound; "
             f"{got.fetches_per_token:.1f} loads a token, channel {got.channel_busy:.0%} and "
-            f"compute {got.compute_busy:.0%} busy; {got.batch_mean:.1f} requests a step, hits "
-            f"{got.hit_rate:.0%} ({got.full_hit:.0%} full), lag at most {got.lag_max_tokens:.1f} "
-            f"tokens, {got.tpot_p50 * 1e3:.0f} ms a token (p99 {got.tpot_p99 * 1e3:.0f})"
-            + (f"; {told}" if told else ""))  # fmt: skip
+            f"compute {got.compute_busy:.0%} busy; {known(got.batch_mean, '.1f')} requests a "
+            f"step, hits {known(got.hit_rate, '.0%')} ({known(got.full_hit, '.0%')} full), lag at most "
+            f"{got.lag_max_tokens:.1f} tokens, {ms(got.tpot_p50)} ms a token "
+            f"(p99 {ms(got.tpot_p99)})" + (f"; {told}" if told else "") + refused)  # fmt: skip
 
 
 def platform_of(word: str) -> platforms.Platform:

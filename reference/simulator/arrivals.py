@@ -127,7 +127,7 @@ def _recorded(path: Path) -> tuple[list[tuple[float, int, int]], bool]:
         try:
             at = _seconds(row[form.at], form.unit_s) if form.at else 0.0
             prompt, new = int(row[form.prompt]), int(row[form.new])
-            if not math.isfinite(at):
+            if not math.isfinite(at) or any(isinstance(row.get(f), bool) for f in form[:3]):
                 raise ValueError
         except (KeyError, ValueError, TypeError, OverflowError):
             names = ", ".join(filter(None, form[:2]))

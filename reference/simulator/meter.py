@@ -28,6 +28,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
+def _mean(total: int, count: int) -> float | None:
+    return total / count if count else None
+
+
 @dataclass
 class Meter:
     """An observer of a VirtualLoop. Counts from `begin` on; all times in virtual seconds."""
@@ -146,7 +150,8 @@ class Meter:
         return (len(self.moments) - first) / first if first else 1.0
 
     def figures(self, expert_bytes: int, layers: int) -> dict[str, Any]:
-        """Everything by name; rates a second, bytes, shares of the window."""
+        """Everything by name; rates a second, bytes, shares of the window; None for the mean of
+        nothing (SIM-10)."""
         seconds, tokens = self.seconds or 1e-12, max(1, self.tokens)
         lags = [lag for lag, n in self.lags.items() for _ in range(n)]
         sizes = sum(self.batches.values())
@@ -161,12 +166,12 @@ class Meter:
             "channel_busy": self.channel_s / seconds, "compute_busy": self.compute_s / seconds,
             "both_busy": self.both_s / seconds,
             "bound_share": max(self.channel_s, self.compute_s) / seconds,
-            "batch_mean": sum(b * n for b, n in self.batches.items()) / max(1, sizes),
+            "batch_mean": _mean(sum(b * n for b, n in self.batches.items()), sizes),
             "batches": dict(sorted(self.batches.items())),
-            "distinct_mean": self.distinct / max(1, sizes),
+            "distinct_mean": _mean(self.distinct, sizes),
             "lag_max": max(lags, default=0), "lag_p95": percentile(lags, 0.95),
             "lag_max_tokens": max(lags, default=0) / (layers + 1),
-            "hit_rate": self.hits / max(1, self.named),
-            "full_hit": self.full_hits / max(1, self.visits),
+            "hit_rate": _mean(self.hits, self.named),
+            "full_hit": _mean(self.full_hits, self.visits),
             "stalls": {name: t / seconds for name, t in self.stalls.items()},
         }  # fmt: skip

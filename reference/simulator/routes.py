@@ -22,10 +22,10 @@ Shape = Callable[[int], tuple[int, int]]
 
 
 class RouteSource(Protocol):
-    """Whole requests at a time: a synthetic router, or recorded traces."""
+    """A synthetic router, or recorded traces."""
 
     def request(self, request: int, tokens: int) -> np.ndarray:
-        """uint16 [tokens, layers, K], experts in rank order."""
+        """uint16 [tokens, layers, K], experts in rank order; of more tokens they begin the same."""
         ...
 
 
@@ -66,9 +66,14 @@ class RecordedRoutes:
         return topk[(np.arange(tokens) + again * self.shift) % len(topk)]
 
 
+AHEAD = 256
+"""Tokens of a request whose routes are made at once."""
+
+
 class RoutesOf:
-    """A RouteSource as `Routes`: each request's are made when it is first asked about, for as many
-    tokens as it has, and dropped by `forget`. `keep` holds them for a next run over the same."""
+    """A RouteSource as `Routes`: each request's are made as far as it has come, `AHEAD` tokens at
+    first and then twice as many, and dropped by `forget`. `keep` holds them for a next run over the
+    same."""
 
     def __init__(
         self, source: RouteSource, layers: tuple[int, ...], shape: Shape, keep: bool = False
@@ -82,9 +87,11 @@ class RoutesOf:
     def __call__(self, request: int, position: int, layer: int) -> tuple[int, ...]:
         rows = self.made.get(request)
         if rows is None:
-            topk = self.source.request(request, sum(self.shape(request)))
-            rows = [[tuple(x) for x in token] for token in topk.tolist()]
-            self.made[request] = rows
+            rows = self.made[request] = []
+        if position >= len(rows):
+            tokens = min(sum(self.shape(request)), max(AHEAD, 2 * len(rows), position + 1))
+            topk = self.source.request(request, tokens)[len(rows) :]
+            rows += [[tuple(x) for x in token] for token in topk.tolist()]
         return rows[position][self.place[layer]]
 
     def forget(self, request: int) -> None:
@@ -101,6 +108,7 @@ class Progress:
     token_s: list[float] = field(default_factory=list)
     ended: float | None = None
     reason: str = ""
+    refused: bool = False
 
 
 class RoutedExecutor:
@@ -196,7 +204,7 @@ class RoutedExecutor:
     def ended(self, action: Finish | Reject) -> None:
         """Note when and why."""
         p = self.progress.setdefault(action.request, Progress(0.0))
-        p.ended, p.reason = self.now(), action.reason
+        p.ended, p.reason, p.refused = self.now(), action.reason, isinstance(action, Reject)
         self.named.pop(action.request, None)
         if isinstance(self.routes, RoutesOf):
             self.routes.forget(action.request)

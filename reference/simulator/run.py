@@ -39,7 +39,8 @@ from reference.vocab.options import ControlOptions
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of the measured window, after the warm-up; times in virtual seconds.
+    """Figures of the measured window, after the warm-up; times in virtual seconds; None where
+    nothing in the window tells (SIM-10).
 
     tokens_per_s    generated tokens of all requests, a second; end_to_end_per_s: the same over the
                     whole run, from the first arrival on, prompts and cold cache included
@@ -56,9 +57,12 @@ class Result:
                     lag_max_tokens the former in tokens
     hit_rate        of the experts that decoding visits named, those that were there then; full_hit
                     of those visits, those that lacked none
-    tpot_p50, tpot_p99   seconds a token of a request, over requests; itl_p50, itl_p99 over tokens
+    tpot_p50, tpot_p99   seconds a token of a request, over requests of five tokens or more;
+                    itl_p50, itl_p99 over tokens
     prediction      of the whole run (reference.prediction.accuracy), where there is a predictor
     stalls          shares of the window by reason (reference.simulator.meter.STALLS)
+    finished, refused   requests that came to their end, and those that can never fit, of the
+                    whole run
     events, actions over the whole run; wall_s, cpu_s: what simulating it took, in real time and on
     the processor; events_per_s: events and actions, a second of real time
     """
@@ -76,19 +80,20 @@ class Result:
     compute_busy: float
     both_busy: float
     bound_share: float
-    batch_mean: float
+    batch_mean: float | None
     batches: dict[int, int]
-    distinct_mean: float
+    distinct_mean: float | None
     lag_max: int
     lag_p95: float
     lag_max_tokens: float
-    hit_rate: float
-    full_hit: float
-    tpot_p50: float
-    tpot_p99: float
-    itl_p50: float
-    itl_p99: float
+    hit_rate: float | None
+    full_hit: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+    itl_p50: float | None
+    itl_p99: float | None
     finished: int
+    refused: int
     stalls: dict[str, float] = field(default_factory=dict)
     prediction: dict[str, Any] = field(default_factory=dict)
     events: int = 0
@@ -186,7 +191,8 @@ def simulate(
     log: Log | None = None,
     seed: int = 0,
 ) -> Result:
-    """Run until `tokens` were generated after the first `warm_up`.
+    """Run until `tokens` were generated after the first `warm_up`, in a closed loop one a request
+    at least.
 
     In a closed loop `requests` are always there: who ends is replaced at once by one of `prompt`
     prompt tokens that generates `new_tokens`; `shapes` gives both for request n instead. With
@@ -194,7 +200,8 @@ def simulate(
     fills the slots before the first request comes; `cache` is slots that others filled. `costs`
     stands for the platform's own (`stored`: format of the experts; `reading`: how they are read).
     `predict` names a predictor of `reference.prediction.simulated`, or is one made with these
-    options; `options.prefetch` says how much of it is read ahead.
+    options; `options.prefetch` says how much of it is read ahead. Raises BadInput where a request
+    of a closed loop can never fit, and where nothing is generated after the warm-up.
     """
     if costs is None:
         if platform is None:
@@ -222,6 +229,9 @@ def simulate(
 
     def ended(number: int) -> None:
         if closed:
+            p = executor.progress[number]
+            if p.refused:  # its follower would be refused at the same moment, and so on for ever
+                raise BadInput(f"simulate: request {number}: {p.reason}")
             loop.at(loop.now, arrive)
 
     meter = Meter()
@@ -253,8 +263,10 @@ def simulate(
     else:
         for a in arrivals:
             loop.at(start + a.at_s, arrive)
-    _run(loop, executor, meter, tokens, warm_up)
+    _run(loop, executor, meter, tokens, warm_up, requests if closed else 1)
     took = time.perf_counter() - began, time.process_time() - used
+    if not meter.tokens or not meter.seconds:
+        raise BadInput(_nothing(executor, warm_up))
     result = _result(loop, executor, meter, model, start, took)
     return replace(result, prediction=accuracy.as_dict()) if said else result
 
@@ -267,17 +279,31 @@ def _settle(loop: VirtualLoop, options: ControlOptions) -> None:
 
 
 def _run(
-    loop: VirtualLoop, executor: RoutedExecutor, meter: Meter, tokens: int, warm_up: int
-) -> None:
-    """Tick until enough was generated, or nothing is left to happen."""
+    loop: VirtualLoop, executor: RoutedExecutor, meter: Meter, tokens: int, warm_up: int,
+    least: int,
+) -> None:  # fmt: skip
+    """Tick until enough was generated, `least` in the window (the moment that ends the warm-up may
+    bring more than both), or nothing is left to happen."""
+    enough = warm_up + tokens
     if not warm_up:
         meter.begin(loop)
     while loop.tick():
         if not meter.on and executor.generated >= warm_up:
             meter.begin(loop)
-        if executor.generated >= warm_up + tokens:
+            enough = max(enough, executor.generated + least)
+        if executor.generated >= enough:
             break
     meter.end(loop)
+
+
+def _nothing(executor: RoutedExecutor, warm_up: int) -> str:
+    """Why there are no figures, in one line."""
+    refused = [n for n, p in executor.progress.items() if p.refused]
+    if refused and len(refused) == len(executor.progress):
+        n = refused[0]
+        return f"simulate: every request is refused; request {n}: {executor.progress[n].reason}"
+    return (f"simulate: {executor.generated} tokens in all, none after a warm-up of {warm_up}; "
+            "a shorter one expected")  # fmt: skip
 
 
 def _result(
@@ -285,20 +311,25 @@ def _result(
     took: tuple[float, float],
 ) -> Result:  # fmt: skip
     tpot, itl = [], []
-    finished = 0
+    finished = refused = 0
     for p in executor.progress.values():
         times = [t for t in p.token_s if meter.began <= t <= meter.ended]
         gaps = [b - a for a, b in pairwise(times)]
         itl += gaps
         if len(gaps) >= 4:
             tpot.append(sum(gaps) / len(gaps))
-        finished += p.ended is not None
+        finished += p.ended is not None and not p.refused
+        refused += p.refused
     figures = meter.figures(loop.expert_bytes, len(model.moe_layers))
     return Result(
         **figures,
         end_to_end_per_s=executor.generated / max(1e-12, loop.now - start),
-        tpot_p50=percentile(tpot, 0.5), tpot_p99=percentile(tpot, 0.99),
-        itl_p50=percentile(itl, 0.5), itl_p99=percentile(itl, 0.99),
-        finished=finished, events=meter.events, actions=meter.actions,
+        tpot_p50=_percentile(tpot, 0.5), tpot_p99=_percentile(tpot, 0.99),
+        itl_p50=_percentile(itl, 0.5), itl_p99=_percentile(itl, 0.99),
+        finished=finished, refused=refused, events=meter.events, actions=meter.actions,
         wall_s=took[0], cpu_s=took[1],
     )  # fmt: skip
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    return percentile(values, share) if values else None

@@ -18,9 +18,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
 
 KINDS = ("nominal", "measured", "assumed")
+LIMITS: dict[str, tuple[float, float]] = {
+    "bytes_per_s": (1.0, 1e18), "flops_per_s": (1.0, 1e24), "capacity_bytes": (1.0, 1e18),
+    "share": (1e-6, 1.0), "depth": (1, 1 << 16), "block_bytes": (1, 1 << 40),
+}  # fmt: skip
+"""What a figure of a machine can be; seconds: 0 to 1000."""
+WHOLE = ("depth", "block_bytes")
 
 
 @dataclass(frozen=True)
@@ -115,8 +122,8 @@ def load(name: str) -> Platform:
 
 
 def parse(name: str, text: str) -> Platform:
-    """A platform of TOML text. Raises BadInput naming the field: a figure that is missing, not
-    positive, unknown, or without a source."""
+    """A platform of TOML text. Raises BadInput naming the field: a figure that is missing, no
+    number within its limits, unknown, or without a source."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -148,12 +155,12 @@ def _part(name: str, part: str, kind: type, table: Any, sources: dict[str, Any])
         raise BadInput(f"platform {name}: {part}: {', '.join(sorted(given)) or 'nothing'}; "
                        f"expected {', '.join(sorted(wanted))}")  # fmt: skip
     for key, value in table.items():
-        zero = part == "overhead" or key == "latency_s"
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (value > 0 or (zero and value == 0)):
-            raise BadInput(f"platform {name}: {part}.{key}: {value!r}; a positive number expected")
-        if key == "share" and value > 1:
-            raise BadInput(f"platform {name}: {part}.{key}: {value!r}; at most 1 expected")
+        least, most = LIMITS.get(key, (0.0, 1e3))
+        number = type(value) is int or (type(value) is float and key not in WHOLE)
+        if not number or not least <= value <= most:  # NaN is not
+            what = "a whole number" if key in WHOLE else "a number"
+            raise BadInput(f"platform {name}: {part}.{key}: {show(repr(value), 40)}; {what} from "
+                           f"{least:g} to {most:g} expected")  # fmt: skip
         source = sources.get(f"{part}.{key}")
         if not isinstance(source, str) or source.split(":")[0] not in KINDS:
             raise BadInput(f"platform {name}: sources: {part}.{key}: {source!r}; a line that "
