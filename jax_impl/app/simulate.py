@@ -178,8 +178,8 @@ def line(name: str, got: Result) -> str:
     return (f"{name}: {got.tokens_per_s:.2f} tokens/s, {got.bound_share:.0%} of the bound; "
             f"{got.fetches_per_token:.1f} loads a token, channel {got.channel_busy:.0%} and "
             f"compute {got.compute_busy:.0%} busy; {known(got.batch_mean, '.1f')} requests a "
-            f"step, hits {known(got.hit_rate, '.0%')} ({known(got.full_hit, '.0%')} full), lag at most "
-            f"{got.lag_max_tokens:.1f} tokens, {ms(got.tpot_p50)} ms a token "
+            f"step, hits {known(got.hit_rate, '.0%')} ({known(got.full_hit, '.0%')} full), "
+            f"lag at most {got.lag_max_tokens:.1f} tokens, {ms(got.tpot_p50)} ms a token "
             f"(p99 {ms(got.tpot_p99)})" + (f"; {told}" if told else "") + refused)  # fmt: skip
 
 
