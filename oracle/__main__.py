@@ -24,6 +24,9 @@ from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
 from oracle.walks import WALKS, pin, pinned, walk
 from reference.control.scheduler import Scheduler
+from reference.files.regular import reason
+from reference.files.strict_json import place
+from reference.vocab.errors import BadInput
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -45,10 +48,30 @@ def main(argv: list[str] | None = None) -> int:
     walks_p.add_argument("--pin", action="store_true", help="write the digests instead of judging")
     for one in (explore_p, mutants_p):
         one.add_argument("--json", default="", metavar="OUT", help="file, or - for stdout")
-        one.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+        one.add_argument("--jobs", type=_jobs, default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
     commands_ = {"explore": explore, "mutants": mutants, "replay": replay, "walks": walks}
-    return commands_[args.command](args)
+    try:
+        _check_out(getattr(args, "json", ""))
+        return commands_[args.command](args)
+    except BadInput as error:
+        _err(f"python -m oracle {args.command}: {error}")
+        return 2
+
+
+def _jobs(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r}; at least 1 expected")
+    return int(word)
+
+
+def _check_out(where: str) -> None:
+    """Raises BadInput for a --json that cannot be written, before anything is worked out."""
+    if where not in ("", "-"):
+        try:
+            Path(where).open("a").close()
+        except OSError as error:
+            raise BadInput(f"--json {place(where)}: cannot be written: {reason(error)}") from None
 
 
 def explore(args: argparse.Namespace) -> int:

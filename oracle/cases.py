@@ -17,7 +17,11 @@ from oracle.judge import Fault
 from oracle.scopes import SCOPES, Scope
 from oracle.transitions import Make, _Choices, _tell, ask, start, steps
 from reference.control.scheduler import Scheduler
+from reference.files import strict_json
 from reference.files.log_records import event_from_record, record_of
+from reference.files.regular import reason
+from reference.files.strict_json import place, show
+from reference.vocab.errors import BadInput
 
 if TYPE_CHECKING:
     from oracle.explorer import Found
@@ -74,8 +78,37 @@ def case_of(name: str, scope: Scope, found: Found, make: Make) -> Case:
 
 
 def read_cases(file: Path = FILE) -> list[Case]:
-    """One case a line."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    """One case a line. Raises BadInput for a file that cannot be read, has none, or has a line that
+    is none."""
+    where = place(file)
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise BadInput(f"{where}: cannot be read: {reason(error)}") from None
+    cases = [_case(line, f"{where}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not cases:
+        raise BadInput(f"{where}: holds no case; one JSON object a line is needed")
+    return cases
+
+
+def _case(line: bytes, where: str) -> Case:
+    case = strict_json.parse(line, where)
+    if not isinstance(case, dict) or not isinstance(case.get("play"), list):
+        raise BadInput(f"{where}: {show(case, 40)}; an object with scope and play is needed")
+    scope = case.get("scope")
+    if not isinstance(scope, str) or scope not in SCOPES:
+        raise BadInput(f"{where}: scope is {show(scope, 40)}; no such scope")
+    for i, group in enumerate(case["play"]):
+        try:
+            events, script = group
+            for record in events:
+                event_from_record(record)
+            if any(type(n) is not int or n < 0 for n in script or ()):
+                raise ValueError(f"{show(script, 40)} is not a list of choices")
+        except (ValueError, TypeError, AttributeError) as error:
+            text = f"{where}: play[{i}] is {show(group, 40)}; [events, choices] is needed: {error}"
+            raise BadInput(text) from None
+    return case
 
 
 def write_cases(cases: Iterable[Case], file: Path = FILE) -> None:

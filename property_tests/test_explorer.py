@@ -252,3 +252,42 @@ def test_a_violation_fails_and_is_told_as_a_log(
 def test_an_unknown_scope_is_bad_usage(capsys: pytest.CaptureFixture) -> None:
     assert main(["explore", "--scopes", "everything"]) == 2
     assert "thrash-k1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"), ("", "holds no case"), ("\n\n", "holds no case"),
+        ('{"a": 1}', "scope and play"), ("[]", "scope and play"), ("what", ":1: "),
+        ('{"scope": "thrash-k1", "play": []}\n{"scope": "x", "play": []}', ":2: scope is x"),
+        ('{"scope": ["x"], "play": []}', "no such scope"),
+        ('{"scope": "thrash-k1", "play": [7]}', "play[0] is 7"),
+        ('{"scope": "thrash-k1", "play": [[[], []], [[{"event": "No"}], []]]}', "play[1]"),
+        ('{"scope": "thrash-k1", "play": [[[], ["x"]]]}', "not a list of choices"),
+        ('{"scope": "thrash-k1", "play": [[[], [-1]]]}', "not a list of choices"),
+    ],
+)  # fmt: skip
+def test_what_is_no_case_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture, text: str | None, said: str
+) -> None:
+    file = tmp_path / "cases.jsonl"
+    if text is not None:
+        file.write_text(text)
+    assert main(["replay", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert said in told and str(file) in told and told.count("\n") == 1
+    assert main(["replay", str(tmp_path)]) == 2  # a directory
+
+
+def test_bad_flags_are_refused_before_anything_is_explored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("oracle.__main__.explore_one", lambda name: pytest.fail("explored"))
+    out = tmp_path / "none" / "x.json"
+    assert main(["explore", "--scopes", "thrash-k1", "--json", str(out)]) == 2
+    assert f"--json {out}: cannot be written" in capsys.readouterr().err
+    for word in ("-2", "0", "two"):
+        with pytest.raises(SystemExit) as ended:
+            main(["explore", "--scopes", "thrash-k1", "--jobs", word])
+        assert ended.value.code == 2
+        assert "at least 1 expected" in capsys.readouterr().err
