@@ -25,7 +25,7 @@ from jax_impl.attention_pool.compute import Replica
 from jax_impl.attention_pool.devices import memory_pool, pick
 from jax_impl.attention_pool.expert_slots import Channel, ExpertSlots
 from jax_impl.attention_pool.loop import PoolLoop
-from jax_impl.attention_pool.messages import Cancel, Lost
+from jax_impl.attention_pool.messages import Cancel
 from jax_impl.attention_pool.options import LaminaOptions, sizes_of
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.prefill import PrefillModel, PrefillWorker
@@ -44,7 +44,8 @@ from reference.vocab.errors import BadInput, CoveyError
 
 
 class LaminaEngine:
-    """Made by `open`. All methods may be called from any thread."""
+    """Made by `open`. All methods may be called from any thread; `close` and `lose` say which not
+    (LAMINA-29)."""
 
     def __init__(
         self, ckpt: Checkpoint, options: LaminaOptions, workers: list[Worker], pool: MemoryPool,
@@ -55,24 +56,25 @@ class LaminaEngine:
         self.began = time.monotonic()
         self._ckpt, self._loop, self._log = ckpt, loop, log
         self._longest = workers[0].replica.max_len
+        self._closing, self._closed = threading.Lock(), False
 
     @classmethod
     def open(cls, path: str | Path, **options: Any) -> LaminaEngine:
         """Open a checkpoint directory; see `LaminaOptions`. Raises BadInput or Unsupported."""
         told = LaminaOptions.of(**options)
         ckpt = Checkpoint.open(path)
+        try:
+            return cls._open(ckpt, told)
+        except BaseException:
+            ckpt.close()
+            raise
+
+    @classmethod
+    def _open(cls, ckpt: Checkpoint, told: LaminaOptions) -> LaminaEngine:
         sizes, control = sizes_of(ckpt, told)
-        began = time.monotonic()
         keep = told.keep_log or told.log is not None
         wire = Wire(keep=keep, protocol=Protocol() if told.check else None)
-        log = None
-        serving = Serving(control)  # what it refuses is refused before a file is made
-        if keep:
-            log = log_of(
-                ckpt, control, told.kv_dtype, told.log, told.keep_log,
-                lambda: time.monotonic() - began,
-            )  # fmt: skip
-            serving = RecordedServing(control, log, wire)
+        serving = Serving(control)
         replicas = serving.rotation.replicas
         compute, memory = pick(replicas + told.prefill, told.memory_devices)
         compute, elsewhere = compute[:replicas], compute[replicas:]
@@ -103,6 +105,13 @@ class LaminaEngine:
             ckpt.config, workers[0].replica.kinds, told.kv_block, sizes["rows"], told.tile,
             told.memory_devices, told.partition == "head",
         )  # fmt: skip
+        log, began = None, time.monotonic()
+        if keep:  # what can be refused has been: no file is left of an engine that there is not
+            log = log_of(
+                ckpt, control, told.kv_dtype, told.log, told.keep_log,
+                lambda: time.monotonic() - began,
+            )  # fmt: skip
+            serving = RecordedServing(control, log, wire)
         eos = frozenset() if told.ignore_eos else frozenset(ckpt.config.eos)
         loop = PoolLoop(serving, workers, pool, wire, seats, eos, told.timed, prefill)
         pool.begin(loop.post)
@@ -151,17 +160,38 @@ class LaminaEngine:
 
         handles = self._loop.submit(make)
         if handles is None:
-            failed = self._loop.failure
-            raise CoveyError(f"the engine failed: {failed}" if failed else "the engine is closed")
+            raise self._over()
         return handles
+
+    def _over(self) -> CoveyError:
+        """Why nothing can be asked any more."""
+        failed = self._loop.failure
+        return CoveyError(f"the engine failed: {failed}" if failed else "the engine is closed")
 
     def lose(self, kind: str, number: int) -> None:
         """Make a device lose all it holds, as if it had been replaced (LAMINA-25): a "replica" its
         rows, a "memory" device its KV, a "prefill" worker its prompts. Returns when the engine has
-        heard of it."""
-        done = threading.Event()
-        self._loop.post(Lost(kind, number, done))
-        done.wait(60.0)
+        heard of it, or has ended.
+
+        Raises BadInput for a device that there is not; CoveyError on a closed engine, in a
+        `stop_at`, which runs on the thread that is to hear of it, and where that does not within
+        a minute.
+        """
+        there = {
+            "replica": len(self.workers), "memory": len(self.pool.devices),
+            "prefill": len(self._loop.handovers.workers),
+        }  # fmt: skip
+        if not isinstance(kind, str) or kind not in there:
+            raise BadInput(f"lose: kind {kind!r}; one of {', '.join(there)} expected")
+        if type(number) is not int or not 0 <= number < there[kind]:
+            raise BadInput(f"lose: {kind} {number!r}; there are {there[kind]}, numbered from 0")
+        if self._loop.runs_here():
+            raise CoveyError("lose: called from a request's stop_at; call it from another thread")
+        heard = self._loop.lose(kind, number, 60.0)
+        if heard is None:
+            raise self._over()
+        if not heard:
+            raise CoveyError(f"lose: the engine has not heard of {kind} {number} within 60 s")
 
     def totals(self) -> dict[str, Any]:
         """Tokens, bytes on the wire, and where the time of the devices went."""
@@ -200,13 +230,28 @@ class LaminaEngine:
         }  # fmt: skip
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Cancel what is open and stop all threads. May be called again."""
-        if self._loop.closing:
-            return
-        self._loop.end(timeout_s)
-        for worker in (*self.workers, *self._loop.handovers.workers):
-            worker.end(timeout_s)
-        self.pool.end(timeout_s)
+        """Cancel what is open and stop all threads; returns within about `timeout_s` whatever
+        hangs. May be called again, and from several threads: all return when it is over.
+
+        Raises CoveyError in a callback of a request: those run on threads that are to be stopped.
+        """
+        workers = (*self.workers, *self._loop.handovers.workers)
+        here = threading.current_thread()
+        if self._loop.runs_here() or any(worker.thread is here for worker in workers):
+            raise CoveyError("close: called from a request's callback; call it from another thread")
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._end(time.monotonic() + timeout_s, workers)
+
+    def _end(self, by: float, workers: Iterable[Worker | PrefillWorker]) -> None:
+        def left() -> float:
+            return max(0.1, by - time.monotonic())
+
+        self._loop.end(left())
+        for worker in workers:
+            worker.end(left())
+        self.pool.end(left())
         if self._log is not None:
             if self._loop.ended_well:
                 told = self.totals()

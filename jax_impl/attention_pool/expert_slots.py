@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from jax_impl.stored import dtype_of
+from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput
 
 
@@ -58,21 +59,26 @@ def experts_on(ckpt: Any, device: Any) -> dict[tuple[int, int], tuple[Any, ...]]
     }
 
 
+def check_slots(config: ModelConfig, slots: int) -> None:
+    """Raises BadInput for fewer slots than a token needs; 0 is enough, it stands for all."""
+    layers = len(config.moe_layers)
+    if slots and slots < layers * config.top_k:
+        raise BadInput(
+            f"expert_slots: {slots}; at least {layers * config.top_k}, a token's experts "
+            f"in each of {layers} layers, expected"
+        )
+
+
 class ExpertSlots:
     """Experts on one device, at most `slots` of them, each layer with an even share: over all
     layers together a pass would flush what the next one needs. Owned by a replica's thread.
 
-    slots 0: all of them, read here and now. Raises BadInput for fewer slots than a token needs.
+    slots 0: all of them, read here and now; else as many as `check_slots` takes.
     """
 
     def __init__(self, ckpt: Any, device: Any, channel: Channel, slots: int = 0) -> None:
         config = ckpt.config
         layers = config.moe_layers
-        if slots and layers and slots < len(layers) * config.top_k:
-            raise BadInput(
-                f"expert_slots: {slots}; at least {len(layers) * config.top_k}, a token's experts "
-                f"in each of {len(layers)} layers, expected"
-            )
         self._device, self._channel = device, channel
         self.count = config.experts
         self._each = slots // len(layers) if slots and layers else max(1, config.experts)

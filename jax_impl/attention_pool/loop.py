@@ -21,6 +21,7 @@ from jax_impl.attention_pool.prefill import Made, PrefillWorker, Prompted
 from jax_impl.attention_pool.seats import Aboard, Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Done, Job, Worker
+from jax_impl.compute import Broken
 from jax_impl.steps import one_line
 from reference.control.attention_serving import Place, Prefill, Serving, Turn
 from reference.handle import RequestHandle
@@ -53,6 +54,8 @@ class PoolLoop:
         self._answers: dict[int, dict[int, list[Answer]]] = {}
         self._batch_of: dict[int, int] = {}
         self._away: set[int] = set()
+        self._losses: list[Lost] = []
+        """Those that somebody waits for."""
         self._lock, self._next = threading.Lock(), 0
         self._stop: Stop | None = None
         self.handovers = HandOvers(
@@ -62,6 +65,7 @@ class PoolLoop:
             Submit: self._arrive, Cancel: lambda c: serving.cancelled(c.request),
             Lost: self._lose, Stop: self._halt, Done: self._done, Answer: self._answer,
             Made: self.handovers.made, Prompted: self._prompted, Pulled: self.handovers.pulled,
+            Broken: self._broken,
         }  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="covey-lamina", daemon=True)
 
@@ -84,12 +88,28 @@ class PoolLoop:
             self.post(Submit(tuple(handles)))
             return handles
 
+    def lose(self, kind: str, number: int, timeout_s: float) -> bool | None:
+        """Tell of a loss; whether it was heard of in time, None once the loop has ended."""
+        lost = Lost(kind, number, threading.Event())
+        with self._lock:
+            if self.closing:
+                return None
+            self._losses.append(lost)
+            self.post(lost)
+        return lost.done.wait(timeout_s)
+
+    def runs_here(self) -> bool:
+        """The caller is on the loop's own thread."""
+        return threading.current_thread() is self._thread
+
     def end(self, timeout_s: float) -> bool:
-        """Cancel what is open and stop; False when it hangs."""
+        """Cancel what is open and stop; False when it hangs (it is left behind)."""
         with self._lock:
             self.closing = True
         self.post(Stop(time.monotonic() + timeout_s))
         self._thread.join(timeout_s + 1.0)
+        if self._thread.is_alive():
+            self._over(TimeoutError("the engine did not stop in time"))
         return not self._thread.is_alive()
 
     # -- the engine thread
@@ -110,12 +130,22 @@ class PoolLoop:
             self.ended_well = self._serving.idle
         except BaseException as e:
             error = e
+        self._over(error)
+
+    def _over(self, error: BaseException | None) -> None:
+        """No request stays without an end, nobody waits for a loss to be heard of."""
         with self._lock:
-            self.failure, self.closing = error, True
+            self.failure, self.closing = self.failure or error, True
             left, self.handles = self.handles, {}
+            losses, self._losses = self._losses, []
+        for lost in losses:
+            lost.done.set()
         for handle in left.values():
             text = f"the engine failed: {type(error).__name__}: {error}" if error else None
             handle.end("error" if error else "cancelled", text)
+
+    def _broken(self, broken: Broken) -> None:
+        raise broken.error
 
     def _arrive(self, submit: Submit) -> None:
         for h in submit.handles:
@@ -276,4 +306,7 @@ class PoolLoop:
                 if spans and not serving.aboard[batch]:
                     self._void_token(batch)
             self.handovers.lost_memory(lost.number)
+        with self._lock:
+            if lost in self._losses:
+                self._losses.remove(lost)
         lost.done.set()

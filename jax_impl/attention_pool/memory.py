@@ -23,6 +23,7 @@ from jax_impl.attention_pool.memory_programs import MemoryPrograms, PoolOptions
 from jax_impl.attention_pool.messages import Answer, Ask, Drop, Offer, Pulled, Tell, Void
 from jax_impl.attention_pool.puller import Pull, Puller, Pulls
 from jax_impl.attention_pool.wire import Wire
+from jax_impl.compute import Broken
 from jax_impl.kv import KV_DTYPES, block_shapes
 from jax_impl.programs import Progress
 from reference.control.attention_partition import head_share
@@ -100,7 +101,7 @@ class MemoryDevice:
         self._thread = threading.Thread(
             target=self._work, name=f"covey-memory-{number}", daemon=True
         )
-        self._answer: Callable[[Answer | Pulled], None] = lambda answer: None
+        self._answer: Callable[[Answer | Pulled | Broken], None] = lambda answer: None
 
     def heads(self, layer: int) -> int:
         """KV heads of a layer that lie here."""
@@ -151,7 +152,7 @@ class MemoryDevice:
 
     # -- the thread
 
-    def begin(self, answer: Callable[[Answer | Pulled], None]) -> None:
+    def begin(self, answer: Callable[[Answer | Pulled | Broken], None]) -> None:
         """Start the thread."""
         self._answer = answer
         self._thread.start()
@@ -180,6 +181,12 @@ class MemoryDevice:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._answer(Broken(error))
+
+    def _serve(self) -> None:
         with jax.default_device(self.device):
             while (message := self._next()) is not None:
                 if callable(message):

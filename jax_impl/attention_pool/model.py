@@ -15,6 +15,7 @@ from jax_impl.attention_pool.compute import Part, Replica, Tile
 from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.pool import MemoryPool
 from jax_impl.attention_pool.wire import Wire
+from jax_impl.compute import Broken
 from jax_impl.kv import Table
 from jax_impl.layers import Piece
 from jax_impl.programs import Progress
@@ -109,6 +110,8 @@ class PooledModel(Replica):
                 answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise TimeoutError(f"the memory pool did not answer at layer {i}") from None
+            if isinstance(answer, Broken):  # the device's thread has ended
+                raise answer.error
             if answer.layer == i and answer.tile in found:  # a late one of a failed step is not
                 found[answer.tile].append(answer)
                 left -= 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from jax_impl.attention_pool.expert_slots import check_slots
 from jax_impl.kv import KV_DTYPES, KvDtype
 from jax_impl.model import Compute
 from jax_impl.options import silent
@@ -15,6 +16,12 @@ from reference.control.attention_rotation import ORDERS, Order
 from reference.control.attention_serving import ServingOptions
 from reference.files.checkpoint import Checkpoint
 from reference.vocab.errors import BadInput, Unsupported
+
+LEAST = {
+    "batches": 1, "max_batch": 1, "chunk": 1, "memory_devices": 1, "kv_tokens": 1, "max_len": 0,
+    "kv_block": 1, "tile": 1, "prefill": 0, "pull_bytes": 1, "expert_slots": 0,
+}  # fmt: skip
+"""The least that each number can be."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,12 @@ class LaminaOptions:
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise Unsupported(name, repr(getattr(self, name)), ", ".join(allowed))
-        for name in ("batches", "max_batch", "chunk", "memory_devices", "kv_block", "tile"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
-        for name, least in (("prefill", 0), ("pull_bytes", 1), ("expert_slots", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name}: {getattr(self, name)}; at least {least} expected")
-        if self.rate is not None and not self.rate > 0:
-            raise BadInput(f"rate: {self.rate}; more than 0 bytes/s expected")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise BadInput(f"{name}: {value!r}; a whole number, at least {least}, expected")
+        if self.rate is not None and not (type(self.rate) in (int, float) and self.rate >= 1):
+            raise BadInput(f"rate: {self.rate!r}; a number of bytes/s, at least 1, expected")
         if self.kv_tokens < self.kv_block:
             raise BadInput(f"kv_tokens: {self.kv_tokens}; at least one block of {self.kv_block}")
 
@@ -91,8 +96,10 @@ class LaminaOptions:
 
 
 def sizes_of(ckpt: Checkpoint, o: LaminaOptions) -> tuple[dict[str, Any], ServingOptions]:
-    """(sizes as JaxModel takes them, options of control)."""
+    """(sizes as JaxModel takes them, options of control). Raises BadInput for too few
+    `expert_slots`."""
     config = ckpt.config
+    check_slots(config, o.expert_slots)
     blocks = o.kv_tokens // o.kv_block
     longest = min(config.max_position, o.max_len or blocks * o.kv_block)
     sizes = {

@@ -13,6 +13,7 @@ from jax_impl.attention_pool.memory_programs import PoolOptions
 from jax_impl.attention_pool.messages import Answer, Pulled
 from jax_impl.attention_pool.puller import Pulls
 from jax_impl.attention_pool.wire import Wire
+from jax_impl.compute import Broken
 from jax_impl.kv import KvKind
 from jax_impl.programs import Progress
 from reference.control.attention_partition import check_head_shares
@@ -60,7 +61,7 @@ class MemoryPool:
         for device in self.devices:
             device.compile(progress)
 
-    def begin(self, answer: Callable[[Answer | Pulled], None]) -> None:
+    def begin(self, answer: Callable[[Answer | Pulled | Broken], None]) -> None:
         for device in self.devices:
             device.begin(answer)
 

@@ -21,6 +21,7 @@ from jax_impl.attention_pool.expert_slots import ExpertSlots
 from jax_impl.attention_pool.puller import PromptKV
 from jax_impl.attention_pool.seats import Seat
 from jax_impl.attention_pool.worker import run_experts, tell
+from jax_impl.compute import Broken
 from jax_impl.kv import Table
 from jax_impl.layers import Piece
 from jax_impl.model import JaxModel, StageOut
@@ -141,12 +142,12 @@ class PrefillWorker:
         self.prompts = 0
         self._post = post
         self._jobs: queue.SimpleQueue[PromptJob | Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._work, name=f"covey-prefill-{number}", daemon=True
         )
 
     def begin(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def run(self, job: PromptJob) -> None:
         self._jobs.put(job)
@@ -158,10 +159,16 @@ class PrefillWorker:
     def end(self, timeout_s: float = 5.0) -> bool:
         """Stop after what is queued; False when it hangs."""
         self._jobs.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._post(Broken(error))
+
+    def _serve(self) -> None:
         with jax.default_device(self.model.device):
             while (job := self._jobs.get()) is not None:
                 if not isinstance(job, PromptJob):

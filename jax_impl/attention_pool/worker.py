@@ -20,6 +20,7 @@ from jax_impl.attention_pool.compute import Replica
 from jax_impl.attention_pool.expert_slots import ExpertSlots
 from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.seats import Aboard, Seat
+from jax_impl.compute import Broken
 from jax_impl.model import ExpertTask, JaxModel
 from jax_impl.steps import one_line
 from reference.control.attention_serving import Turn
@@ -62,19 +63,19 @@ class Worker:
 
     def __init__(
         self, number: int, replica: Replica, experts: ExpertSlots,
-        alone: bool, post: Callable[[Done], None],
+        alone: bool, post: Callable[[Done | Broken], None],
     ) -> None:  # fmt: skip
         self.number, self.replica, self.experts = number, replica, experts
         self.history: list[tuple[int, int, float, float]] = []
         """(batch, slice, began, ended) of every turn."""
         self._alone, self._post = alone, post
         self._jobs: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._work, name=f"covey-replica-{number}", daemon=True
         )
 
     def begin(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def run(self, job: Job) -> None:
         self._jobs.put(job)
@@ -86,10 +87,16 @@ class Worker:
     def end(self, timeout_s: float = 5.0) -> bool:
         """Stop after what is queued; False when it hangs."""
         self._jobs.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._post(Broken(error))
+
+    def _serve(self) -> None:
         with jax.default_device(self.replica.device):
             while (job := self._jobs.get()) is not None:
                 if not isinstance(job, Job):
