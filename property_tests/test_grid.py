@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ from perf import grid, grid_cells, grid_page, grid_report, grid_run
 from perf.grid_cells import Cell, chosen, format_of, impossible, needed
 from perf.grid_run import run_cell, run_scheduler
 from perf.traps import one_by_one
+from perf.workers import done_by
 from reference.control import Scheduler
 from reference.prediction import predictor, simulated
 from reference.prediction.activation import ActivationMatrices
@@ -483,11 +489,11 @@ def test_a_later_run_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(grid, "code", lambda: "one")
     out = grid.Output(path, "ci", False)
     out.add(made_cell(ours=2.0, lockstep_lfru=1.0))
-    out.write(out.document([cell], []))
+    out.write(out.document([cell]))
     saved = json.loads(path.read_text())
     assert saved["cells"][0]["ours_over_best_baseline"] == 2.0
     assert {"machine", "versions", "commit", "seconds", "command", "summary"} <= set(saved)
-    assert not list(tmp_path.glob("*.part"))
+    assert [p.name for p in tmp_path.iterdir()] == ["g.json"]
     assert list(grid.Output(path, "ci", False).cells) == [cell]
     assert not grid.Output(path, "ci", True).cells
     assert not grid.Output(path, "all", False).cells
@@ -509,6 +515,145 @@ def test_the_digest_is_of_what_the_figures_depend_on(
     empty = grid.code()
     (tmp_path / "reference/simulator/x.toml").write_text("a = 1")
     assert len({before, empty, grid.code()}) == 3
+
+
+@pytest.mark.rule("GRID-7")
+def test_cells_of_earlier_runs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of other cells into the same file; those asked for come first, in their order."""
+    path, one, other = tmp_path / "g.json", Cell("p", "m", 0.5, 8), Cell("p", "m", 0.5, 4)
+    for cell in (one, other):
+        out = grid.Output(path, "ci", False)
+        out.skipped |= {Cell("q", "m", 0.5, cell.requests): {**cell.as_dict(), "platform": "q"}}
+        out.add(made_cell(cell.requests, ours=2.0, lockstep_lfru=1.0))
+        out.write(out.document([cell]))
+    saved = json.loads(path.read_text())
+    assert [c["requests"] for c in saved["cells"]] == [4, 8]
+    assert [c["requests"] for c in saved["skipped"]] == [8, 4]
+    assert saved["processor_seconds"] == 2.0
+    assert list(grid.Output(path, "ci", False).cells) == [other, one]
+
+
+def _damaged(change: Any) -> str:
+    cell = made_cell(ours=2.0, lockstep_lfru=1.0)
+    document = {"code": grid.code(), "schedulers": "ours", "seconds": 1.0, "skipped": [],
+                "command": "c", "cells": [cell]}  # fmt: skip
+    change(document, cell)
+    return json.dumps(document)
+
+
+@pytest.mark.rule("GRID-7")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no result of the grid (Expecting value"),
+        ('{"cells": [', "no result of the grid (Expecting value"),
+        ("[]", "no result of the grid ([]; an object expected)"),
+        (lambda d, c: d.pop("cells"), "a damaged result of the grid (KeyError: 'cells')"),
+        (lambda d, c: d.update(cells=None), "a damaged result of the grid (TypeError: "),
+        (lambda d, c: d.update(cells=[[1]]), "a damaged result of the grid (TypeError: "),
+        (lambda d, c: d.update(seconds="x"), "a damaged result of the grid (ValueError: "),
+        (lambda d, c: c.pop("platform"), "a damaged result of the grid (KeyError: 'platform')"),
+        (lambda d, c: c.pop("processor_seconds"), "a damaged result of the grid (KeyError: "),
+        (lambda d, c: c.update(schedulers={}), "a cell without schedulers"),
+        (lambda d, c: c["schedulers"]["ours"].pop("tokens_per_s"), "(KeyError: 'tokens_per_s')"),
+    ],
+)
+def test_a_damaged_result_is_refused(
+    text: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(text if isinstance(text, str) else _damaged(text))
+    words = ["--cells", "slice", "--schedulers", "ours", "--json", str(path)]
+    assert grid.main(words) == 2
+    error = capsys.readouterr().err
+    assert f"perf.grid: --json: {path}: " in error and told in error
+    assert error.count("\n") == 1 and "--fresh begins anew" in error
+
+
+@pytest.mark.rule("GRID-7")
+def test_what_cannot_be_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"--cells": "slice", "--json": str(tmp_path / "g.json")}
+    (tmp_path / "file").write_text("")
+    for words, told in (
+        ({"--schedulers": "nope"}, "scheduler: unknown 'nope'; there are: on-demand"),
+        ({"--json": str(tmp_path)}, "is a directory"),
+        ({"--json": str(tmp_path / "file" / "g.json")}, "--json: "),
+        ({"--csv": str(tmp_path)}, "--csv: "),
+    ):
+        assert grid.main([w for pair in (good | words).items() for w in pair]) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        grid.main(["--json", "x", "--processes", "0"])
+    assert "0; at least 1 expected" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    cell = Cell("jetson-thor", "olmoe-1b-7b", 0.5, 1)
+    nobody = grid.run([cell], tmp_path / "n.json", "fiddler")
+    assert nobody["skipped"][0]["reason"] == "schedulers: none of fiddler can be there"
+
+
+def _work(what: str) -> str:
+    if what == "die":
+        os._exit(7)
+    return {"good": "done"}[what]
+
+
+@pytest.mark.rule("GRID-7")
+def test_a_worker_that_fails_or_dies_is_heard() -> None:
+    assert list(done_by(_work, [("good",)] * 3, 1)) == [(("good",), "done")] * 3
+    with pytest.raises(RuntimeError, match=r"(?s)\('bad',\): Traceback.*KeyError: 'bad'"):
+        list(done_by(_work, [("good",), ("bad",)], 2))
+    with pytest.raises(RuntimeError, match=r"\('die',\): its process died: 7"):
+        list(done_by(_work, [("die",), ("good",)], 2))
+
+
+LONG = """
+from pathlib import Path
+from perf import grid
+from perf.grid_cells import Cell
+grid.chosen = lambda name: [Cell("rtx-4090-pcie4", "olmoe-1b-7b", i / 2000, 1)
+                            for i in range(500, 1500)]
+raise SystemExit(grid.main(["--json", "g.json", "--schedulers", "ktransformers"]))
+"""
+
+
+@pytest.mark.rule("GRID-7", "APP-5")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_with_its_workers(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C comes to all processes of a terminal, the others to one; what is done is saved."""
+    root = str(Path(grid.__file__).parents[1])
+    run = subprocess.Popen(
+        [sys.executable, "-c", LONG], cwd=tmp_path, env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert run.stderr is not None
+    try:
+        assert "/1000 rtx-4090" in run.stderr.readline()
+        (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
+        assert run.wait(30) == (130 if number != signal.SIGKILL else -9)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and _group(run.pid):
+            time.sleep(0.05)
+        assert not _group(run.pid)
+    finally:
+        if _group(run.pid):
+            os.killpg(run.pid, signal.SIGKILL)
+    if number != signal.SIGKILL:
+        assert "perf.grid: interrupted; cells that are done are in g.json" in run.stderr.read()
+        assert [p.name for p in tmp_path.iterdir()] == ["g.json"]
+    run.stderr.close()
+    assert 1 <= len(json.loads((tmp_path / "g.json").read_text())["cells"]) < 1000
+
+
+def _group(number: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 # Cells that are run
