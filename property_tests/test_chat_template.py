@@ -344,7 +344,7 @@ def test_jinja2_is_there_and_not_too_old(
         refused(lambda: renderer.render([]), NAME, "jinja2 3.1.5 has known ways out")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     refused(lambda: Renderer(ChatTemplate(NAME, "x")), NAME, "the package jinja2 is missing",
-            "pip install 'covey[text]'")
+            "pip install '.[text]'")
 
 
 # Where templates are found

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_impl.app.text import INSTALL
+from jax_impl.app.extras import how_to_get, missing
 from jax_impl.app.tokenizer_config import ChatTemplate
 from reference.files.strict_json import show
 from reference.vocab.errors import BadInput, CoveyError
@@ -128,7 +128,7 @@ class Renderer:
         if told.get("ready") is not True:
             self._kill()
             raise BadInput(f"{self.template.name}: jinja2 {told.get('version')} has known ways out "
-                           f"of its sandbox; 3.1.6 or later is needed {INSTALL}")
+                           f"of its sandbox; 3.1.6 or later is needed {how_to_get('text')}")
         return process
 
     def _exchange(
@@ -199,6 +199,6 @@ def _where_jinja2_is(name: str) -> list[str]:
         except ValueError:
             spec = None
         if spec is None or not spec.submodule_search_locations:
-            raise BadInput(f"{name}: the package {package} is missing {INSTALL}")
+            raise BadInput(f"{name}: {missing(package, 'text')}")
         folders.append(str(Path(spec.submodule_search_locations[0]).resolve().parent))
     return list(dict.fromkeys(folders))

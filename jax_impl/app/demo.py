@@ -102,6 +102,8 @@ def show(
     requests = demo_text.requests(text, checkpoint.config.vocab, max(CROWDS), TOKENS)
     expert = checkpoint.expert_bytes()
     print(f"{builtin.name_of(model)}: {describe(checkpoint)}")
+    if text.why_not:
+        print(f"texts are shown as token ids: {text.why_not}")
     progress.say("opening the engine; code is compiled once a machine")
     options = {**OPTIONS, "progress": progress.show}
     with c.Contest(model, options, None) as probe:
@@ -131,7 +133,7 @@ def show(
         document["schedulers"] = table(c.CONTENDERS, figures)
         if not args.no_table:
             document["grid"] = grid(contest, entries, requests, progress, started)
-        print(f"\n{look_next(args.logs)}")
+        print(f"\n{look_next(args.logs, builtin.name_of(model))}")
         document |= {"comparisons": same.comparisons, "different": same.different,
                      "same": not same.different and same.comparisons > 0}
     for what in same.different[:8]:
@@ -242,17 +244,18 @@ def cell(memory: str, crowd: int, figures: Sequence[Any]) -> dict[str, Any]:
             "rounds": len(figures[0].rates), "figures": told}
 
 
-def look_next(logs: Path | None) -> str:
-    """Where to go from here."""
+def look_next(logs: Path | None, name: str) -> str:
+    """Where to go from here with the MODEL of that name."""
     where = logs or Path("FOLDER")
+    own = "" if name == builtin.NAME else f" --model {name}"
     lines = [
-        ("covey plan demo --memory 60%", "what a budget buys, before anything is read"),
-        ("covey run demo --requests F", "your own prompts (docs/run.md says what F holds)"),
-        ("covey verify demo", "the same bits under many more settings"),
+        (f"covey plan {name} --memory 60%", "what a budget buys, before anything is read"),
+        (f"covey run {name} --requests F", "your own prompts (docs/run.md says what F holds)"),
+        (f"covey verify {name}", "the same bits under many more settings"),
         (f"covey timeline {where}/*.jsonl --png X.png", "these runs as a picture"),
     ]
     if not logs:
-        lines.insert(3, (f"covey demo --logs {where}", "keeps the event logs of these runs"))
+        lines.insert(3, (f"covey demo{own} --logs {where}", "keeps the event logs of these runs"))
     wide = max(len(a) for a, _ in lines)
     return "where to look next:\n" + "\n".join(f"  {a:{wide}}  {b}" for a, b in lines)
 

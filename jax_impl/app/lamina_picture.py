@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import IO, Any
 
 from jax_impl.app import builtin, demo_text
+from jax_impl.app.extras import missing
 from jax_impl.app.text import Text
 from jax_impl.attention_pool import lamina_demo
 from jax_impl.attention_pool.engine import LaminaEngine
@@ -46,7 +47,7 @@ def draw(engine: LaminaEngine, out: IO[bytes], turns: int = 18) -> None:
         matplotlib.use("Agg")
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput("the package matplotlib is missing (pip install 'covey[plot]')") from None
+        raise BadInput(missing("matplotlib", "plot")) from None
     found = lanes(engine)
     start, end = window(found, turns)
     figure = Figure(figsize=(10, 0.8 + 0.5 * len(found)), dpi=110, layout="constrained")

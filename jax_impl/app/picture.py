@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax_impl.app.extras import missing
 from jax_impl.app.history import History
 from jax_impl.app.output import WholeFile
 from reference.vocab.errors import BadInput, CoveyError
@@ -25,8 +26,7 @@ def draw(histories: list[tuple[str, History]], out: WholeFile) -> None:
         matplotlib.use("Agg")
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput("--png: the package matplotlib is missing (pip install 'covey[plot]')"
-                       ) from None
+        raise BadInput(f"--png: {missing('matplotlib', 'plot')}") from None
     heights = [h.lanes + COMPUTE_LANE + 1.2 for _, h in histories]
     figure = Figure(figsize=(11, 0.7 + 0.27 * sum(heights)), dpi=110, layout="constrained")
     axes = figure.subplots(len(histories), 1, squeeze=False, sharex=True,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jax_impl.app.detokenise import Detokeniser, Kind
+from jax_impl.app.extras import missing
 from jax_impl.app.tokenizer_config import TokenizerConfig, read_small_text, tokenizer_config
 from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 256 << 20
-INSTALL = "(pip install 'covey[text]')"
 
 
 class Text:
@@ -37,7 +37,7 @@ class Text:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            self.why_not = f"the package tokenizers is missing {INSTALL}"
+            self.why_not = missing("tokenizers", "text")
             return
         self.config = tokenizer_config(model)
         try:
