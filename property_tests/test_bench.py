@@ -100,6 +100,28 @@ def test_a_measurement(model: Path, small: None, tmp_path: Path,
     assert [n for n, _ in bench_picture.series(told)["50%"]["lockstep/global"]] == [1, 3]
 
 
+@pytest.mark.parametrize("budgets", [1, 3])
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_a_picture_holds_its_legend_and_its_title(budgets: int, count: int) -> None:
+    """However few budgets and however long the names."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures = {"tokens_per_s": 2.0, "rounds_tokens_per_s": [1, 3], "of_bound": 0.5,
+               "bytes_per_token": 1e6}
+    names = [f"lockstep-blocking/global/expert/{n}" for n in range(count)]
+    figure = bench_picture.picture({
+        "model": "a-model-with-a-long-name", "options": {"compute": "bf16"}, "commit": "0" * 12,
+        "machine": {"processor": "A Processor (R) with 99 of this and that", "cores": 2},
+        "rows": [{"memory": f"{m}0%", "requests": r, "schedulers": dict.fromkeys(names, figures)}
+                 for m in range(1, 1 + budgets) for r in (1, 8)]})
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    for part in (legend, figure._suptitle):
+        box = part.get_window_extent(canvas.get_renderer())
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
 @pytest.mark.rule("BENCH-2")
 def test_a_difference_is_told(model: Path, small: None, capsys: pytest.CaptureFixture[str],
                               monkeypatch: pytest.MonkeyPatch) -> None:

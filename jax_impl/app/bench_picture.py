@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
+from jax_impl.app.extras import missing
 from jax_impl.app.output import WholeFile
 from jax_impl.app.picture import colour
 from reference.vocab.errors import BadInput, CoveyError
+
+FONT = 8
+MIN_INCHES, LETTER_INCHES, KEY_INCHES = 4.3, 0.08, 0.6
+"""The least width of a picture, and about what a letter of FONT and a legend's key take of it."""
 
 
 def ready() -> None:
@@ -16,8 +23,7 @@ def ready() -> None:
 
         matplotlib.use("Agg")
     except ImportError:
-        raise BadInput("--png: the package matplotlib is missing (pip install 'covey[plot]')"
-                       ) from None
+        raise BadInput(f"--png: {missing('matplotlib', 'plot')}") from None
 
 
 def series(document: dict[str, Any]) -> dict[str, dict[str, list[tuple[int, dict[str, Any]]]]]:
@@ -31,13 +37,22 @@ def series(document: dict[str, Any]) -> dict[str, dict[str, list[tuple[int, dict
 
 
 def draw(document: dict[str, Any], out: WholeFile) -> None:
-    """Writes a PNG, a column a budget. Dashed: the bound of each scheduler's own work, which is
-    its speed divided by the share that it reached. Raises CoveyError when the disk refuses."""
+    """Writes a PNG. Raises CoveyError when the disk refuses."""
+    try:
+        picture(document).savefig(out.file, format="png")
+    except OSError as error:
+        raise CoveyError(f"--png: {out.target}: {error.strerror}") from None
+
+
+def picture(document: dict[str, Any]) -> Any:
+    """A matplotlib Figure, a column a budget. Dashed: the bound of each scheduler's own work, which
+    is its speed divided by the share that it reached."""
     from matplotlib.figure import Figure
 
     budgets = series(document)
     crowds = sorted({row["requests"] for row in document["rows"]})
-    figure = Figure(figsize=(1.2 + 3.1 * len(budgets), 5.6), dpi=110, layout="constrained")
+    width = max(MIN_INCHES, 1.2 + 3.1 * len(budgets))
+    figure = Figure(figsize=(width, 5.6), dpi=110, layout="constrained")
     axes = figure.subplots(2, len(budgets), squeeze=False, sharex=True, sharey="row")
     for column, (memory, schedulers) in enumerate(budgets.items()):
         for n, (name, points) in enumerate(schedulers.items()):
@@ -65,12 +80,16 @@ def draw(document: dict[str, Any], out: WholeFile) -> None:
     axes[0][0].set_ylabel("tokens/s (dashed: bound)", fontsize=9)
     axes[1][0].set_ylabel("MB read a token", fontsize=9)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)),
-                  fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns(width, labels),
+                  fontsize=FONT, frameon=False)
     m = document["machine"]
-    figure.suptitle(f"{document['model']}, {document['options']['compute']}: {m['processor']}, "
-                    f"{m['cores']} cores, commit {document['commit']}", fontsize=8)
-    try:
-        figure.savefig(out.file, format="png")
-    except OSError as error:
-        raise CoveyError(f"--png: {out.target}: {error.strerror}") from None
+    title = (f"{document['model']}, {document['options']['compute']}: {m['processor']}, "
+             f"{m['cores']} cores, commit {document['commit']}")
+    figure.suptitle("\n".join(wrap(title, int(width / LETTER_INCHES))), fontsize=FONT)
+    return figure
+
+
+def columns(width: float, labels: Sequence[str]) -> int:
+    """How many columns of a legend fit into so many inches."""
+    one = KEY_INCHES + LETTER_INCHES * max(map(len, labels), default=0)
+    return max(1, min(4, len(labels), int(width / one)))
