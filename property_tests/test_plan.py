@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax_impl import transfer
 from jax_impl.app import estimate
 from jax_impl.app.main import main
+from jax_impl.app.plan import speed
 from jax_impl.engine import JaxEngine
 from oracle.family_variants import FAMILY_VARIANTS
 from oracle.tiny import tiny_config, write_checkpoint
@@ -35,6 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(model: Path, out: Path, *words: str, status: int = 0) -> dict[str, Any]:
     assert main(["plan", str(model), "--json", str(out), *words]) == status
     return json.loads(out.read_text())
+
+
+def test_a_speed_has_no_exponent() -> None:
+    assert list(map(speed, (1265.4, 99.5, 12.34, 0.0123, 0.000012))) == [
+        "1265", "99.5", "12.3", "0.0123", "0.000012"]  # fmt: skip
 
 
 @pytest.mark.rule("PLAN-1")
@@ -110,7 +116,7 @@ def test_the_probe(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     speeds = estimate.Speeds(b["disk"], b["expert_s"])
     band = estimate.band(ckpt.config, ckpt.expert_bytes(), dense, 0.5, speeds, 4)
     assert (band.low, band.high) == pytest.approx((low, high))
-    assert f"{low:.3g} to {high:.3g} tokens/s over 4 requests" in capsys.readouterr().out
+    assert f"{speed(low)} to {speed(high)} tokens/s over 4 requests" in capsys.readouterr().out
     ckpt.close()
 
 

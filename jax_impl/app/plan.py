@@ -206,11 +206,16 @@ def band_lines(b: dict[str, Any]) -> list[str]:
         return [*lines, f"{'expected':18}unknown: --disk SIZE states what was not measured"
                 if b["expert_s"] else f"{'expected':18}unknown"]
     low, high = b["tokens_per_s"]
-    lines.append(f"{'expected':18}{low:.3g} to {high:.3g} tokens/s over {b['requests']} requests; "
-                 f"{b['limit']} bounds the upper end")
+    lines.append(f"{'expected':18}{speed(low)} to {speed(high)} tokens/s over {b['requests']} "
+                 f"requests; {b['limit']} bounds the upper end")
     for text in b["assumed"]:
         lines += wrap(text, 100, initial_indent=" " * 18, subsequent_indent=" " * 20)
     return lines
+
+
+def speed(rate: float) -> str:
+    """Three digits, and never an exponent: '0.0123', '12.3', '1234'."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" if rate >= 1e-4 else f"{rate:.6f}"
 
 
 def _feed_forward(ckpt: Any) -> int:
