@@ -1,6 +1,7 @@
 # make setup   .venv with the pinned packages and the `covey` command
-# make test    set-up, lint, tests (PYTEST_ARGS="-k cache" narrows them)
-# make demo    set-up, then the built-in model under three schedulers, side by side
+# make test    set-up, lint, the tests that CI runs (PYTEST_ARGS="-k cache" narrows them);
+#             a quarter of an hour on two cores; with the slow ones: .venv/bin/python -m pytest
+# make demo    set-up, then the built-in model under four schedulers, side by side
 # make lint    ruff and pyright            make status   specs/STATUS.md anew
 # make search  random examples for the rule-based machines
 PYTHON ?= python3
@@ -10,7 +11,7 @@ STAMP := .venv/.covey-setup
 PYTEST_ARGS ?=
 
 .PHONY: setup test search lint demo status
-.DEFAULT_GOAL := test
+.DEFAULT_GOAL := setup
 
 setup: $(STAMP)
 

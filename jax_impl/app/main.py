@@ -13,13 +13,13 @@ from typing import NoReturn
 from reference.vocab.errors import BadInput, CoveyError
 
 COMMANDS: dict[str, str] = {
-    "demo": "see it work: a built-in model, three schedulers side by side",
+    "demo": "see it work: a built-in model, four schedulers side by side",
     "plan": "what a memory budget buys: sizes, slots, tokens/s to expect",
     "run": "generate for a file of requests under a memory budget",
     "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",
     "verify": "prove on this model that results do not depend on how they were scheduled",
-    "check": "judge an event log by the properties S1 to S11 and L3",
+    "check": "judge an event log by the properties S1 to S15, L3 and L5 to L7",
     "replay": "feed an event log through the scheduler and compare every decision",
     "bench": "measure schedulers on a model: budgets, requests at a time, table, picture",
     "pack": "copy a model so that direct reads go straight into memory",
