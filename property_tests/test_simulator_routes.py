@@ -266,6 +266,27 @@ def test_a_bad_trace_is_refused_by_field(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.rule("TRACE-2")
+def test_damaged_archives_are_refused(tmp_path: Path) -> None:
+    """Any byte of the packed arrays and of the directory, changed: never another exception."""
+    rng = np.random.default_rng(0)
+    rows = [Recorded("a", 3, np.argsort(rng.random((50, 3, 16)))[..., :4].astype(np.uint16))]
+    trace_path, counts_path = tmp_path / "t.npz", tmp_path / "c.npz"
+    with open(trace_path, "wb") as file:
+        write_trace(file, RoutingTrace("m", 16, 4, (0, 1, 2), (9, 9, 9), tuple(rows)))
+    np.savez_compressed(counts_path, **{"a/counts": rng.integers(1, 99, (10, 60))})
+    for path, read in ((trace_path, read_trace), (counts_path, read_counts)):
+        whole, refused = path.read_bytes(), list[str]()
+        for at in range(0, len(whole), max(1, len(whole) // 400)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5B]) + whole[at + 1 :])
+            try:
+                read(path)
+            except BadInput as error:
+                refused.append(str(error))
+        assert len(refused) > 200
+        assert all(r.startswith(f"{path}: ") and "\n" not in r for r in refused)
+
+
 def _other(path: Path) -> None:
     with open(path, "wb") as file:
         np.savez(file, x=np.zeros(3))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import lzma
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import TextIO
 
 from reference.files.regular import reason
 from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
+
+DAMAGED = (zipfile.BadZipFile, EOFError, RuntimeError, TokenError, ValueError, zlib.error,
+           lzma.LZMAError)  # fmt: skip
+"""What zipfile and the heads of NumPy's arrays raise for an archive that is not whole, encrypted or
+packed in a way that is not read."""
 
 
 @contextmanager

@@ -15,11 +15,13 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
 
 from reference.files import strict_json
+from reference.files.packed import DAMAGED
 from reference.files.regular import reason
 from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
@@ -99,8 +101,8 @@ def _read_npz(file: IO[bytes], where: str) -> RoutingTrace:
                 topk = _array(archive, f"topk/{i}", where, (np.uint8, np.uint16), shape, MAX_ROUTES)
                 _check(topk, trace.experts, f"{where}: topk/{i}")
                 requests.append(Recorded(name, prompt_len, topk.astype(np.uint16)))
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise BadInput(f"{where}: {error}") from None
+    except DAMAGED as error:
+        raise BadInput(f"{where}: {show(str(error), 80)}") from None
     return RoutingTrace(trace.model, trace.experts, trace.top_k, trace.layers, trace.expert_bytes,
                         tuple(requests))  # fmt: skip
 
@@ -118,7 +120,7 @@ def _array(
             read = {(1, 0): np.lib.format.read_array_header_1_0,
                     (2, 0): np.lib.format.read_array_header_2_0}[version]  # fmt: skip
             found, fortran, dtype = read(member)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TokenError) as error:
             raise BadInput(f"{where}: {name}: not an array: {show(str(error), 80)}") from None
         if dtype not in [np.dtype(k) for k in kinds] or fortran:
             raise BadInput(f"{where}: {name}: {dtype}; {' or '.join(k.__name__ for k in kinds)} "

@@ -7,12 +7,12 @@ tokens choose independently of each other, each expert as often as counted (SIM-
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from reference.files.packed import DAMAGED
 from reference.files.regular import reason
 from reference.simulator.synthetic import top
 from reference.vocab.errors import BadInput
@@ -25,13 +25,13 @@ def read_counts(path: str | Path) -> dict[str, np.ndarray]:
     """{domain: counts [layers, E]} of an npz with arrays "<domain>/counts". Raises BadInput."""
     found: dict[str, np.ndarray] = {}
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             for name in held.files:
                 if name.endswith("/counts"):
                     found[name.removesuffix("/counts")] = held[name]
     except OSError as error:
         raise BadInput(f"{path}: {reason(error)}") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError):
+    except (*DAMAGED, AttributeError):
         raise BadInput(f"{path}: not an npz of arrays") from None
     if not found:
         raise BadInput(f"{path}: no array '<domain>/counts' in it")
