@@ -221,6 +221,13 @@ def test_bad_usage(model: Path, tmp_path: Path, words: list[str], said: str,
     assert said in capsys.readouterr().err
 
 
+def test_what_to_look_at_next_is_of_the_model_that_was_shown() -> None:
+    shown = demo.look_next(None, "tiny")
+    assert " demo " not in shown.replace("covey demo --model tiny --logs FOLDER", "")
+    assert all(f"covey {word} tiny" in shown for word in ("plan", "run", "verify"))
+    assert "covey demo --logs FOLDER" in demo.look_next(None, builtin.NAME)
+
+
 def test_prompts_fit() -> None:
     assert len(set(demo_text.PROMPTS)) == len(demo_text.PROMPTS) >= max(demo.CROWDS)
     longest = 24 + demo.TOKENS

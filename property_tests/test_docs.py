@@ -65,7 +65,7 @@ def test_every_page_with_python_is_seen() -> None:
     says = re.compile(r"^ {0,4}from (reference|jax_impl|oracle)\.[\w.]+ import", re.M)
     pages = {page.name for page in PAGES if says.search(page.read_text(encoding="utf-8"))}
     assert {"README.md", "api.md", "lamina.md", "simulator.md", "trace.md"} <= pages
-    assert pages == {e.page for e in PYTHON}
+    assert pages <= {e.page for e in PYTHON}
 
 
 def test_examples_are_found_where_they_stand() -> None:
