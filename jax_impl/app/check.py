@@ -83,10 +83,11 @@ def judge(
 ) -> int:
     """Prints the verdict on `log`, and on what callers got of it; `name` says where its lines
     are."""
-    from oracle.checkers import CHECKS, check_log
+    from oracle.checkers import CHECKS, check_log, judged
 
     try:
         violations = check_log(log, complete=complete, outputs=outputs)
+        properties, rest = judged(log.head)
     except ValueError as error:
         raise BadInput(f"{name}: {error}") from None
     for violation in violations[:SHOWN_MAX]:
@@ -94,11 +95,13 @@ def judge(
     if len(violations) > SHOWN_MAX:
         print(f"... and {len(violations) - SHOWN_MAX} more")
     records = len(log.records)
+    if rest:
+        print(f"decided by {show(log.head['options']['scheduler'], 60)}; {rest}")
     if violations:
         broken = ", ".join(p for p in ("LOG", *CHECKS) if any(v.property == p for v in violations))
         print(f"{records} records, {len(violations)} violations of {broken}")
         return 1
-    print(f"{records} records, no violation of {', '.join(CHECKS)}")
+    print(f"{records} records, no violation of {', '.join(properties)}")
     return 0
 
 
@@ -127,7 +130,11 @@ def compare(logs: Mapping[str, Log]) -> int:
     if found:
         print(f"{len(logs)} logs, {len(found)} contradictions")
         return 1
-    print(f"{len(logs)} logs, no contradiction between them ({', '.join(COMPARED)})")
+    free = [name for name, log in logs.items() if not log.head["options"].get("grouping")]
+    names = [p for p in COMPARED if p != "S16" or len(free) < len(logs) - 1]
+    print(f"{len(logs)} logs, no contradiction between them ({', '.join(names)})")
+    if free:
+        print(f"S16 not judged for {', '.join(free)}: no grouping of ours is claimed")
     return 0
 
 

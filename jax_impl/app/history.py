@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reference.files.event_log import Log
+from reference.files.log_head import MOST
 from reference.vocab.ids import ENTRY
 
 
@@ -120,7 +121,8 @@ def union(spans: list[tuple[float, float]]) -> float:
 
 def history_of(log: Log) -> History:
     """Reads a log once. What had not ended when it was cut off ends with its last record."""
-    reader = _Reader(int(log.head["options"]["chunk"]))
+    # Without `chunk` a prompt is one (LOG-8).
+    reader = _Reader(int(log.head["options"].get("chunk", MOST)))
     for record in log.records:
         reader.see(record)
     reader.finish()

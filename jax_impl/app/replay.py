@@ -15,7 +15,9 @@ from typing import Any
 
 from reference.control.scheduler import Scheduler
 from reference.files.event_log import Log, action_from_record, event_from_record, read_log
+from reference.files.log_head import is_foreign
 from reference.files.pools_log import is_pools
+from reference.files.strict_json import show
 from reference.vocab.actions import Action
 from reference.vocab.errors import BadInput, IllegalEvent
 from reference.vocab.options import ControlOptions
@@ -62,6 +64,10 @@ def options_of(head: dict[str, Any], name: str) -> ControlOptions:
     known = {f.name for f in fields(ControlOptions)}
     if not isinstance(given, dict):
         raise BadInput(f"{name}:1: no options in the head of the log")
+    if is_foreign(head):
+        raise BadInput(f"{name}:1: decided by {show(given['scheduler'], 40)}; only what this "
+                       "project's own schedulers decided can be decided again (`covey check` "
+                       "judges any)")
     if unknown := sorted(given.keys() - known):
         raise BadInput(f"{name}:1: unknown option {unknown[0]!r}")
     values: dict[str, Any] = {k: _tuples(v) for k, v in given.items()}

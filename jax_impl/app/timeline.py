@@ -80,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
 def title_of(path: Path, head: dict[str, Any]) -> str:
     """A log's name: what decided in it, and the name of its file where that says more."""
     options = head["options"]
-    scope = f"{options['eviction']} cache" if options["layers"] else "dense"
-    title = f"{options['grouping']}, {scope}"
-    return title if path.stem == options["grouping"] else f"{path.stem}: {title}"
+    decider = options.get("scheduler") or options["grouping"]  # of another kind (LOG-8), or ours
+    cache = f"{options['eviction']} cache" if "eviction" in options else "cache of its own"
+    title = f"{decider}, {cache if options['layers'] else 'dense'}"
+    return title if path.stem == decider else f"{path.stem}: {title}"
 
 
 def window(history: History, after: float, length: float) -> History:

@@ -15,11 +15,12 @@ from typing import Any
 
 from oracle.checkers.admission import check_l5, check_s14
 from oracle.checkers.budget import check_s11
+from oracle.checkers.claims import unjudged, unjudged_parts
 from oracle.checkers.company import Book, check_s12, check_s13, kin
 from oracle.checkers.ends import check_l6, check_l7
 from oracle.checkers.order import check_s10
 from oracle.checkers.outputs import check_outputs
-from oracle.checkers.records import LogView, Violation, view
+from oracle.checkers.records import LogView, Violation, read_head, view
 from oracle.checkers.repeat import check_repeat
 from oracle.checkers.requests import check_s1, check_s2
 from oracle.checkers.results import check_s15
@@ -28,7 +29,8 @@ from oracle.checkers.steps import check_s4, check_s8, check_s9
 from oracle.checkers.work import check_l3
 
 __all__ = [
-    "CHECKS", "COMPARED", "LOG_ONLY", "Book", "Violation", "check_log", "check_logs", "kin",
+    "CHECKS", "COMPARED", "LOG_ONLY", "Book", "Violation", "check_log", "check_logs", "judged",
+    "kin",
 ]  # fmt: skip
 
 CHECKS: dict[str, Callable[[LogView], Iterator[Violation]]] = {
@@ -74,17 +76,31 @@ def check_log(
     log = view(log_or_records, complete)
     if log.malformed:
         return log.malformed
-    found = [violation for check in CHECKS.values() for violation in check(log)]
+    skipped = unjudged(log.head)
+    checks = [check for name, check in CHECKS.items() if name not in skipped]
+    found = [violation for check in checks for violation in check(log)]
     if outputs is not None:
         found += check_outputs(log, outputs)
     return sorted(found, key=lambda v: v.line)
+
+
+def judged(head: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The properties that `check_log` judges under this head, and in one line what it does not and
+    for want of which options; "" where it judges all. Raises ValueError as `check_log`."""
+    read = read_head(head)
+    skipped = unjudged(read)
+    texts = [f"{name} ({', '.join(options)})" for name, options in skipped.items()]
+    texts += unjudged_parts(read)
+    line = f"not judged, for want of options in the head: {'; '.join(texts)}" if texts else ""
+    return [name for name in CHECKS if name not in skipped], line
 
 
 def check_logs(logs: Mapping[str, Any]) -> list[tuple[str, Violation]]:
     """S12, S13, S14 and S16 over logs by name: (name of the log, what is wrong in it).
 
     Bits are compared between logs whose heads agree in what bits depend on, decisions between logs
-    with the same options. Logs that are malformed are left out: `check_log` tells of them. Raises
+    with the same options, of schedulers that promise to decide the same again (LOG-8: by a
+    grouping). Logs that are malformed are left out: `check_log` tells of them. Raises
     ValueError for one without a head.
     """
     books: dict[str, Book] = {}

@@ -51,14 +51,14 @@ def check_s11(log: LogView) -> Iterator[Violation]:
                 yield Violation("S11", at, text)
             lanes[0] -= 1
             if lanes[0] == -1:
-                yield Violation("S11", at, "more loads than idle channels")
+                yield Violation("S11", at, "more loads than idle channels of the ask before")
         elif line.name == "Compute":
             running.add(record["step"])
             if blocking and loading:
                 yield Violation("S11", at, "a step while a load is under way, in lockstep-blocking")
             lanes[1] -= 1
             if lanes[1] == -1:
-                yield Violation("S11", at, "more steps than idle compute lanes")
+                yield Violation("S11", at, "more steps than idle compute lanes of the ask before")
             rows = [
                 head.rows(chunk, asked[request][0])
                 for request, chunk, *_ in parts_of(record)

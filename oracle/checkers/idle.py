@@ -8,7 +8,7 @@ from oracle.checkers.records import LogView, Violation
 
 
 def check_idle(log: LogView) -> Iterator[Violation]:
-    """SAFE-11: idle and busy channels are always as many, and the lane is idle without a step.
+    """SAFE-11: idle and busy channels are always as many, and lanes without a step are idle.
 
     A channel is busy from its Load until the load is first told to have ended. While a transfer
     that was given up may still write, its channel may be in use or have been replaced: both are
@@ -53,6 +53,6 @@ def check_idle(log: LogView) -> Iterator[Violation]:
                 text = f"{channels} of {total} channels are said to be idle while {len(flying)} "
                 text += f"loads are in flight and {len(late)} may still write"
                 yield Violation("S11", line.number, text)
-            if lanes != (not steps):
+            if lanes != max(0, log.head.lanes - len(steps)):
                 text = f"{lanes} compute lanes are said to be idle while {len(steps)} steps run"
                 yield Violation("S11", line.number, text)

@@ -37,6 +37,8 @@ class Head:
 
     layers, experts, top_k, slots, chunk, max_running, max_rows, kv_tokens, kv_block, retries:
     as in ControlOptions (specs/log.md). budget and slot_bytes: bytes, or None where not written.
+    What a scheduler of another kind leaves out (LOG-8) is no bound: grouping and readiness are
+    then "", bounds are UNBOUNDED, a prompt is one chunk, and KV blocks are single tokens.
     """
 
     layers: tuple[int, ...]
@@ -61,6 +63,10 @@ class Head:
     """Entries of the host tier; None where it is not written, or there is none."""
     channels: int | None = None
     """Loads that can be in flight together; None where it is not written."""
+    lanes: int = 1
+    """Steps that can run together."""
+    absent: frozenset[str] = frozenset()
+    """The options that a scheduler of another kind has left out."""
 
     def prompt_chunks(self, prompt_len: int) -> int:
         """Chunks of a prompt of `prompt_len` tokens (at least one)."""
@@ -94,19 +100,30 @@ class LogView:
         return self.lines[-1].number if self.lines else 1
 
 
+UNBOUNDED = 1 << 62
+_ABSENT = {"chunk": UNBOUNDED, "max_running": UNBOUNDED, "max_rows": UNBOUNDED, "kv_block": 1,
+           "kv_tokens": UNBOUNDED, "retries": UNBOUNDED, "bulk_slots": 0, "max_lag": 0}
 _OPTION_INTS = (
     "experts top_k slots chunk bulk_slots max_lag max_running max_rows kv_tokens kv_block retries"
 ).split()
 
 
 def read_head(record: Record) -> Head:
-    """The judge's view of a log's first record. Raises ValueError for an unusable head."""
+    """The judge's view of a log's first record. Raises ValueError for an unusable head.
+
+    A head with options.scheduler is of a scheduler of another kind, and may leave out what it does
+    not promise (LOG-8).
+    """
     if record.get("log") != 1 or not isinstance(record.get("options"), Mapping):
         raise ValueError("the first record is not the head of a version 1 log")
-    options = record["options"]
+    options = dict(record["options"])
     ints: dict[str, int] = {}
+    missing: set[str] = set()
+    if "scheduler" in options:
+        missing = {*_ABSENT, "grouping", "readiness"} - options.keys()
+        options = {**_ABSENT, "grouping": "", "readiness": "", **options}
     for name in _OPTION_INTS:
-        value = options.get(name)
+        value: Any = options.get(name)
         if not _is_int(value) or value < 0:
             raise ValueError(f"options.{name} is {value!r}, not a count")
         ints[name] = value
@@ -126,6 +143,8 @@ def read_head(record: Record) -> Head:
         host_budget=int(record.get("host_budget_bytes") or 0),
         host_slots=record.get("host_slots") or None,
         channels=_count(record, "channels"),
+        lanes=1 if record.get("lanes") is None else int(record["lanes"]),
+        absent=frozenset(missing),
         **ints,
     )
 
@@ -158,6 +177,10 @@ def view(log: Any, complete: bool) -> LogView:
     ends = [line.number for line in out.lines if line.kind == "end"]
     if ends and ends[0] != out.last:
         out.malformed.append(Violation("LOG", ends[0], "the end record is not the last one"))
+    first = next((line for line in out.lines if line.name in ("Load", "Compute")), None)
+    if first and not any(line.kind == "ask" for line in out.lines):
+        text = f"{first.name}, and no ask: a line ask [idle channels, idle compute lanes] is needed"
+        out.malformed.append(Violation("LOG", first.number, f"{text} before what is decided"))
     if complete and not ends and not out.malformed:
         out.malformed.append(Violation("LOG", out.last, "no end record: the log is incomplete"))
     return out

@@ -19,9 +19,10 @@ def check_repeat(log: LogView, earlier: LogView, name: str) -> Iterator[Violatio
     """SAFE-16: up to the first event that differs, `log` decides as `earlier` (file `name`) does.
 
     A request that is admitted or refused in one of them only breaks SAFE-14: the logs differ later
-    alone, so that was decided by what nobody could know. Nothing follows for other options.
+    alone, so that was decided by what nobody could know. Nothing follows for other options, nor for
+    a scheduler of another kind that claims no grouping of ours: it may have a clock (LOG-8).
     """
-    if log.raw.get("options") != earlier.raw.get("options"):
+    if not log.head.grouping or log.raw.get("options") != earlier.raw.get("options"):
         return
     for new, old in zip(log.lines, earlier.lines, strict=False):
         said, before = _plain(new), _plain(old)

@@ -48,7 +48,8 @@ def check_s2(log: LogView) -> Iterator[Violation]:
     """SAFE-2: Arrived, then Reject | Finish | Admit .. Finish; nothing after; reasons are true."""
     lives: dict[int, _Life] = {}
     steps: dict[int, tuple[int, ...]] = {}
-    reads = _Reads(log.head.retries)
+    # Who does not say how often it tries again may give up after any failure (LOG-8).
+    reads = _Reads(0 if "retries" in log.head.absent else log.head.retries)
     draining = False
 
     for line in log.lines:
@@ -111,10 +112,11 @@ def check_s2(log: LogView) -> Iterator[Violation]:
                 continue
             lost = bool(life.needs & reads.lost)
             fault = life.act(name, record.get("reason"), lost, draining)
-            if name == "Reject" and not fault and not draining:
+            sized = "kv_tokens" not in log.head.absent
+            if name == "Reject" and not fault and not draining and sized:
                 size = log.head.reserved(life.prompt_len, life.max_new)
                 fault = "" if size > log.head.kv_tokens else "it fits"
-            if name == "Admit" and not fault:
+            if name == "Admit" and not fault and log.head.grouping:
                 earlier = [
                     n
                     for n, x in lives.items()
