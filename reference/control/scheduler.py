@@ -19,7 +19,16 @@ from reference.vocab.actions import Action
 from reference.vocab.errors import BadInput, BudgetTooSmall
 from reference.vocab.events import Event
 from reference.vocab.ids import ENTRY
-from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS, ControlOptions
+from reference.vocab.options import (
+    EVICTIONS,
+    FETCH_ORDERS,
+    LEAST,
+    READINESS,
+    READING_AHEAD,
+    SCHEDULERS,
+    ControlOptions,
+    check_counts,
+)
 
 
 class Scheduler:
@@ -216,13 +225,11 @@ def _check(o: ControlOptions) -> None:
     ):
         if value not in allowed:
             raise BadInput(f"{name}: unsupported {value!r}; supported: {', '.join(allowed)}")
-    for name in ("chunk", "bulk_every", "max_running", "max_rows", "kv_block"):
-        if getattr(o, name) < 1:
-            raise BadInput(f"{name}: {getattr(o, name)}; at least 1 expected")
+    check_counts(vars(o), LEAST | {"slots": 0, "prefetch": 0})
     if o.prefetch and o.grouping == "lockstep-blocking":
         raise BadInput(
-            f"prefetch: {o.prefetch}; lockstep-blocking reads nothing ahead: 0, or lockstep or "
-            "interleaved, expected"
+            f"prefetch: {o.prefetch}; lockstep-blocking reads nothing ahead: 0, or scheduler "
+            f"{READING_AHEAD}, expected"
         )
     if o.layers and not 1 <= o.top_k <= o.experts:
         raise BadInput(f"top_k: {o.top_k}; 1 to {o.experts} expected")

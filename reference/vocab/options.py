@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+from reference.vocab.errors import BadInput, Unsupported
 
 Grouping = Literal["interleaved", "balanced", "micro-queues", "lockstep", "lockstep-blocking"]
 Readiness = Literal["visit", "expert"]
@@ -20,6 +23,13 @@ READINESS: tuple[Readiness, ...] = ("visit", "expert")
 FETCH_ORDERS: tuple[FetchOrder, ...] = ("least-progress", "first-come", "fewest-missing")
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 PREFETCHERS: tuple[str, ...] = ("none", "next-gate", "activation", "layer", "token")
+READING_AHEAD = ", ".join(s for s in SCHEDULERS if s != "lockstep-blocking")
+"""The schedulers that take guesses, for messages (PREFETCH-1)."""
+LEAST: dict[str, int] = {
+    "chunk": 1, "bulk_every": 1, "max_running": 1, "max_rows": 1, "kv_block": 1,
+    "bulk_slots": 0, "max_lag": 0, "kv_tokens": 0, "retries": 0, "prefetch_loads": 0,
+}  # fmt: skip
+"""The least that the options may be that control and engines have by one name (OPTIONS-1)."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,35 @@ class ControlOptions:
     def with_(self, **changes: object) -> ControlOptions:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def check_counts(given: Mapping[str, object], least: Mapping[str, int]) -> None:
+    """OPTIONS-1: those of `given` that `least` names are integers of at least so much.
+
+    Raises BadInput naming the option, its value and what would be right.
+    """
+    for name, low in least.items():
+        value = given[name]
+        if type(value) is not int or value < low:
+            raise BadInput(f"{name}: {value!r}; an integer of at least {low} expected")
+
+
+def check_prefetch(prefetch: str, experts: int, scheduler: str) -> None:
+    """What an engine may be told of guesses: who makes them, how many of a visit (0: not said),
+    and a scheduler that takes them (PREDICT-3, PREFETCH-1, OPTIONS-1).
+
+    Raises Unsupported for another predictor, BadInput for what would be without effect.
+    """
+    if prefetch not in PREFETCHERS:
+        raise Unsupported("prefetch", repr(prefetch), ", ".join(PREFETCHERS))
+    check_counts({"prefetch_experts": experts}, {"prefetch_experts": 0})
+    if prefetch == "none" and experts:
+        raise BadInput(
+            f"prefetch_experts: {experts}; without prefetch nothing is guessed: 0, or prefetch "
+            f"{', '.join(PREFETCHERS[1:])}, expected"
+        )
+    if prefetch != "none" and scheduler == "lockstep-blocking":
+        raise BadInput(
+            f"prefetch: {prefetch}; lockstep-blocking reads nothing ahead: none, or scheduler "
+            f"{READING_AHEAD}, expected"
+        )
