@@ -19,7 +19,7 @@ from reference.prediction.base import Scores
 from reference.prediction.next_gate import votes
 from reference.sampling import choose
 from reference.vocab.actions import Compute
-from reference.vocab.errors import CoveyError
+from reference.vocab.errors import CoveyError, one_line
 from reference.vocab.events import Event, Routed, Sampled
 from reference.vocab.ids import ENTRY, ExpertKey, Visit
 from reference.vocab.sampling import Choice
@@ -166,12 +166,6 @@ def execute(plan: Plan, model: JaxModel, eos: frozenset[int], sums: bool = False
     except Exception as error:
         return Outcome(plan.step, one_line(error))
     return outcome
-
-
-def one_line(error: Exception) -> str:
-    """An expected failure's own words; anything else with the name of its kind."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, CoveyError) else f"{type(error).__name__}: {text}"
 
 
 def _tell(

@@ -192,7 +192,7 @@ class NumpyExecutor:
             return [Sampled(number, None, True)]
         assert logits is not None
         choice = choose(logits[-1], text.handle.sampling, text.tokens, len(request.prompt))
+        stop = text.handle.stops(choice.token) or choice.token in self.eos  # ENGINE-13
         text.tokens.append(choice.token)
         text.handle.put_token(choice, self.now())
-        stop = text.handle.stops(choice.token) or choice.token in self.eos  # ENGINE-13
         return [Sampled(number, choice.token, stop)]

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from reference.files.requests import Request
-from reference.vocab.errors import RequestFailed
+from reference.vocab.errors import RequestFailed, one_line
 from reference.vocab.sampling import Choice, Logprobs
 
 FAILURES = ("error", "rejected")
@@ -137,16 +137,38 @@ class RequestHandle:
     # -- the engine's side
 
     def put_logits(self, position: int, row: np.ndarray) -> None:
-        """The logits that follow the token at `position`; positions come in order."""
+        """The logits that follow the token at `position`; positions come in order. Nobody can
+        write through what is passed on: a token may be chosen from it.
+
+        Raises RequestFailed when `on_logits` does.
+        """
+        row = row.view()
+        row.flags.writeable = False
         if self._keep is not None:
             self._keep.append(row)
-        if self._on_logits is not None:
-            self._on_logits(position, row)
+        if (tell := self._on_logits) is not None:
+            self._call("on_logits", lambda: tell(position, row))
 
     def stops(self, token: int) -> bool:
-        """Whether this token, the next in order, is the request's last (ENGINE-13)."""
-        asked = self._stop_at is not None and self._stop_at(token)
-        return asked or token in self.request.stop
+        """Whether this token, the next in order, is the request's last (ENGINE-13).
+
+        Raises RequestFailed when `stop_at` does, or its answer has no truth value.
+        """
+        if (ask := self._stop_at) is not None and self._call("stop_at", lambda: bool(ask(token))):
+            return True
+        return token in self.request.stop
+
+    @staticmethod
+    def _call(name: str, call: Callable[[], bool | None]) -> bool | None:
+        """What a caller's function says; whatever it raises is its own request's failure. Only
+        the interrupt key, which by chance is pressed meanwhile, is for who runs the program."""
+        try:
+            return call()
+        except BaseException as error:
+            main = threading.current_thread() is threading.main_thread()
+            if main and isinstance(error, KeyboardInterrupt):
+                raise
+            raise RequestFailed(f"{name}: {one_line(error)}") from error
 
     def put_token(self, choice: Choice, now: float) -> None:
         with self._changed:

@@ -36,3 +36,9 @@ class RequestFailed(CoveyError):
 
 class IllegalEvent(Exception):
     """An executor broke the protocol of reference.vocab.events. Not an input error: a bug."""
+
+
+def one_line(error: BaseException) -> str:
+    """An expected failure's own words; anything else with the name of its kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CoveyError) else f"{type(error).__name__}: {text}"
