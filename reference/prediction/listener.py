@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from math import isfinite
+from operator import index
 from typing import Any
 
 from reference.prediction.base import Predictor, Scores
 from reference.vocab.actions import Compute, Finish, Reject
+from reference.vocab.errors import BadInput, one_line
 from reference.vocab.events import Event, Predicted, Routed, Sampled
 from reference.vocab.ids import ENTRY, Visit
 from reference.vocab.options import ControlOptions
@@ -47,6 +51,68 @@ class Listener:
     def ended(self, request: int) -> None:
         """The request has ended."""
         self.predictor.ended(request)
+
+
+class CarefulListener(Listener):
+    """For an engine, which no predictor may harm (PREDICT-10): the first one that raises, or says
+    what control would not take, is told to `warn` in one line and asked nothing more.
+
+    failed   that line; "" while all is well
+    """
+
+    def __init__(
+        self, predictor: Predictor, options: ControlOptions, tokens: Tokens = no_tokens,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`warn`: print to standard error if None."""
+        super().__init__(predictor, options, tokens)
+        self.failed = ""
+        self._options, self._last = options, -1
+        self._warn = warn or (lambda line: print(line, file=sys.stderr))
+
+    def heard(self, event: Event, chunk: int, gates: Scores | None = None) -> list[Predicted]:
+        """As Listener's, in plain integers and floats; nothing once the predictor has failed."""
+        if self.failed:
+            return []
+        number = event.visit.request if isinstance(event, Routed) else getattr(event, "request", -1)
+        self._last = max(self._last, number)
+        try:
+            return [self._plain(said) for said in super().heard(event, chunk, gates)]
+        except Exception as error:
+            self._give_up(error)
+            return []
+
+    def ended(self, request: int) -> None:
+        """The request has ended."""
+        if not self.failed:
+            try:
+                super().ended(request)
+            except Exception as error:
+                self._give_up(error)
+
+    def _plain(self, said: Predicted) -> Predicted:
+        """What is said, if it is of a request that was heard of, a layer with experts, some of its
+        experts, each once and with a finite score."""
+        visit = Visit(*map(index, said.visit))
+        pairs = tuple([(index(expert), float(score)) for expert, score in said.scores])
+        experts = {expert for expert, _ in pairs}
+        if not (
+            0 <= visit.request <= self._last and visit.chunk >= 0
+            and visit.layer in self._options.layers
+            and len(experts) == len(pairs) and all(0 <= e < self._options.experts for e in experts)
+            and all(isfinite(score) for _, score in pairs)
+        ):  # fmt: skip
+            raise BadInput(
+                f"expects {pairs[:8]} at {tuple(visit)}; distinct experts below "
+                f"{self._options.experts} with finite scores, at a layer with experts of a request "
+                "that it has heard of, are right"
+            )
+        return Predicted(visit, pairs)
+
+    def _give_up(self, error: Exception) -> None:
+        name = type(self.predictor).__name__
+        self.failed = f"prefetch: {name}: {one_line(error)}; from here on nothing is guessed"
+        self._warn(self.failed)
 
 
 class Predicting:
