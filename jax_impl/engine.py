@@ -34,7 +34,6 @@ from jax_impl.options import (
     control_options,
     expert_keys,
     plan_sizes,
-    silent,
     wide_rows,
 )
 from jax_impl.slots import SlotPool
@@ -44,11 +43,10 @@ from reference.control import Scheduler
 from reference.files.budget import Sizes, show_size
 from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import LogWriter, head_of
-from reference.files.requests import Request, check_ids
+from reference.files.requests import Request, check_request
 from reference.handle import RequestHandle
 from reference.prediction import predictor
-from reference.vocab.config import ModelConfig
-from reference.vocab.errors import BadInput, CoveyError, Unsupported
+from reference.vocab.errors import CoveyError
 from reference.vocab.events import Cancelled, Drain
 from reference.vocab.options import ControlOptions
 
@@ -138,9 +136,8 @@ class JaxEngine:
             notes=list(ckpt.notes),
         )
         log = LogWriter(
-            told.log, head, lambda: monotonic() - began, keep=told.keep_log,
-            warn=None if told.progress is silent else told.progress,
-        )  # fmt: skip
+            told.log, head, lambda: monotonic() - began, keep=told.keep_log, warn=told.warn
+        )
         eos = frozenset() if told.ignore_eos else frozenset(ckpt.config.eos)
         rate = told.rate or getattr(told.reader, "bytes_per_s", None)
         loop = None
@@ -148,7 +145,7 @@ class JaxEngine:
             loop = Loop(
                 scheduler, model, pool, start_transfers, log, eos, check=told.check,
                 sums=told.check or told.keep_log, rate=rate,
-                predictor=predictor(told.prefetch, control),
+                predictor=predictor(told.prefetch, control), warn=told.warn,
             )  # fmt: skip
             for file in ckpt.files:  # what the threads have opened is what the headers described
                 ckpt.check_unchanged(file)
@@ -182,8 +179,9 @@ class JaxEngine:
         stop_at: StopAt | None = None,
     ) -> RequestHandle:  # fmt: skip
         """Start a request. `logits` keeps the logits of every position in its result;
-        `on_logits(position, row)` is called with each as it comes, `stop_at(token)` with each
-        token, True making it the last one; both on the compute thread.
+        `on_logits(position, row)` is called with each as it comes (a row that cannot be written),
+        `stop_at(token)` with each token, a true answer making it the last one; both on the
+        compute thread.
 
         Raises BadInput for a request that this model cannot take, CoveyError on a closed engine.
         """
@@ -293,25 +291,3 @@ class JaxEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def check_request(config: ModelConfig, request: Request) -> None:
-    """ENGINE-8: what can be refused is refused before it is queued."""
-    where = f"request '{request.id}'"
-    if isinstance(request.prompt, str):
-        raise BadInput(f"{where}: the prompt is text; an engine takes token ids")
-    if not request.prompt:
-        raise BadInput(f"{where}: the prompt is empty")
-    if request.max_new_tokens is None or request.max_new_tokens < 0:
-        raise BadInput(f"{where}: max_new_tokens is {request.max_new_tokens}; 0 or more needed")
-    if not isinstance(request.prompt, tuple) or any(type(t) is not int for t in request.prompt):
-        raise BadInput(f"{where}: the prompt is not a tuple of integers")
-    check_ids(request, config.vocab)
-    if any(isinstance(stop, str) for stop in request.stop):
-        raise Unsupported(where, "stop text", "stop token ids")
-    size = len(request.prompt) + request.max_new_tokens
-    if size > config.max_position:
-        raise BadInput(
-            f"{where}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new "
-            f"ones; the model takes {config.max_position} together"
-        )

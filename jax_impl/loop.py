@@ -27,11 +27,14 @@ from reference.files.event_log import LogWriter
 from reference.handle import RequestHandle
 from reference.prediction import Predictor
 from reference.prediction.accuracy import Accuracy
-from reference.prediction.listener import Listener
+from reference.prediction.listener import CarefulListener
 from reference.vocab import events as ev
 from reference.vocab.actions import Admit, Compute, Finish, Load, Reject
 from reference.vocab.ids import Visit
 from reference.vocab.sampling import Choice
+
+GRACE_S = 1.0
+"""What closing waits for the loop beyond its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Loop:
         sums: bool = False,
         predictor: Predictor | None = None,
         rate: float | None = None,
+        warn: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         options = scheduler.options
@@ -81,7 +85,7 @@ class Loop:
         self._step: Plan | None = None
         self._warm: set[int] = set()
         """Tickets of a warm start's loads."""
-        self._ear = Listener(predictor, options, self._tokens) if predictor else None
+        self._ear = CarefulListener(predictor, options, self._tokens, warn) if predictor else None
         self._accuracy = Accuracy(options.prefetch) if predictor else None
         self._told = {"channel_s": 0.0, "compute_s": 0.0}
         self._flying: set[int] = set()
@@ -90,6 +94,8 @@ class Loop:
         self._whole, self._kv_block = next(whole, None), options.kv_block
         self.warmed = threading.Event()
         self._stop: Stop | None = None
+        self._by = 0.0
+        """When, in the log's time, `end` has no more patience."""
         self._lock = threading.Lock()
         self._next = 0
         self._computer = Computer(model, eos, self.post, clock, sums)
@@ -121,6 +127,8 @@ class Loop:
         told = now.as_dict(self._clock(), self._rate)
         if self._accuracy is not None:
             told["prediction"] = self._accuracy.as_dict()
+            if self._ear is not None and self._ear.failed:
+                told["prediction"]["gave_up"] = self._ear.failed
         return told
 
     def runs_here(self) -> bool:
@@ -131,7 +139,7 @@ class Loop:
         """Cancel what is open and stop. False when something hangs (it is left behind)."""
         by = self._clock() + timeout_s
         self.post(Stop(by))
-        self._thread.join(timeout_s + 1.0)
+        self._thread.join(timeout_s + GRACE_S)
         stopped = self._computer.end(max(0.1, by - self._clock()))
         back = self.transfers.close(max(0.1, by - self._clock()))
         if self._thread.is_alive() or not stopped:
@@ -148,7 +156,7 @@ class Loop:
                 self._hear()
                 self._obey()
             if self._scheduler.idle:
-                self._log.end(self.snapshot())
+                self._log.end({**self.snapshot(), "by": self._by})
         except BaseException as error:
             self._fail(error)
         else:
@@ -213,6 +221,7 @@ class Loop:
                     self._stop = item
                     open_ = sorted(self._handles)
                 by = round(self._log.now + item.by - self._clock(), 6)
+                self._by = by + GRACE_S
                 for number in open_:
                     self._tell(ev.Cancelled(number), by=by)
             case Broken(error):
@@ -277,7 +286,7 @@ class Loop:
                 self._expect(self._ear, event, plan, outcome)
 
     def _expect(
-        self, ear: Listener, event: ev.Routed | ev.Sampled, plan: Plan, outcome: Outcome
+        self, ear: CarefulListener, event: ev.Routed | ev.Sampled, plan: Plan, outcome: Outcome
     ) -> None:
         """PREDICT-2: what is expected goes to control directly behind what it follows from."""
         number = event.visit.request if isinstance(event, ev.Routed) else event.request

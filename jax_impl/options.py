@@ -28,7 +28,7 @@ from reference.files.safetensors_header import TensorRef
 from reference.vocab.config import ModelConfig
 from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.ids import ExpertKey
-from reference.vocab.options import PREFETCHERS, ControlOptions
+from reference.vocab.options import LEAST, ControlOptions, check_counts, check_prefetch
 
 MAX_LEN_ASSUMED = 4096
 """Tokens of a request for which KV space is planned, where the caller does not say."""
@@ -73,6 +73,8 @@ class EngineOptions:
     check         checksum of every expert at load, verified at every use
     log           file for the event log; keep_log also keeps it in memory (`engine.records`)
     progress      called with one line at a time while the engine is opened
+    warn          called with one line on what the run goes on without: the event log (LOG-5),
+                  guesses (PREDICT-10); None prints it to standard error
     compile_cache directory for compiled code, "auto" for the user's cache, None for none
     reader        where bytes come from (tests, throttling); rate: its bytes/s, if it has one
     model         what makes the model; JaxModel, or one whose attention is elsewhere
@@ -110,23 +112,24 @@ class EngineOptions:
     log: str | Path | None = None
     keep_log: bool = False
     progress: Callable[[str], None] = silent
+    warn: Callable[[str], None] | None = None
     compile_cache: str | Path | None = "auto"
     reader: Reader | None = None
     rate: float | None = None
     model: Callable[..., JaxModel] = JaxModel
 
     def __post_init__(self) -> None:
+        check_prefetch(self.prefetch, self.prefetch_experts, self.scheduler)
         for name, allowed in (
-            ("prefetch", PREFETCHERS),
             ("io", ("auto", "direct", "buffered")),
             ("compute", ("f32", "bf16")),
             ("kv_dtype", tuple(KV_DTYPES)),
         ):
             if getattr(self, name) not in allowed:
                 raise Unsupported(name, repr(getattr(self, name)), ", ".join(allowed))
-        for name in ("chunk", "max_running", "max_rows", "kv_block", "tile", "threads"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}: {getattr(self, name)}; at least 1 expected")
+        check_counts(vars(self), LEAST | {"tile": 1, "threads": 1})
+        if self.wide is not None:
+            check_counts(vars(self), {"wide": 0})
         if self.threads > MAX_THREADS:
             raise BadInput(f"threads: {self.threads}; at most {MAX_THREADS} expected")
         if not 0 < self.deadline_s < math.inf:

@@ -70,6 +70,9 @@ def opened(
         assert not any(engine._loop.missing().values()), engine._loop.missing()
         most = min(engine.options.threads, engine.sizes.host_slots or engine.options.threads)
         assert engine._loop.transfers.idle in (0, most)
+    ear = engine._loop._ear
+    if ear is not None and type(ear.predictor).__module__.startswith("reference."):
+        assert not ear.failed
     if judged:
         judge(engine, complete=not broken, handles=handles)
 

@@ -20,19 +20,19 @@ from reference.executor import NumpyExecutor
 from reference.files.budget import expert_budget, slot_size, slots_for
 from reference.files.checkpoint import Checkpoint
 from reference.files.event_log import LogWriter, head_of
-from reference.files.requests import Request, check_ids
+from reference.files.requests import Request, check_request
 from reference.files.residency import warm_order
 from reference.handle import RequestHandle
 from reference.numerics.model import Model
 from reference.prediction import predictor
 from reference.prediction.accuracy import Accuracy, Watched
-from reference.prediction.listener import Listener, Predicting
+from reference.prediction.listener import CarefulListener, Predicting
 from reference.simulator.costs import CostModel
 from reference.simulator.loop import Executor, VirtualLoop
-from reference.vocab.errors import BadInput, Unsupported
+from reference.vocab.errors import BadInput, CoveyError, one_line
 from reference.vocab.events import Arrived, Cancelled, Drain, Event
 from reference.vocab.ids import ExpertKey
-from reference.vocab.options import PREFETCHERS, ControlOptions
+from reference.vocab.options import LEAST, ControlOptions, check_counts, check_prefetch
 
 
 class _Handle(RequestHandle):
@@ -101,8 +101,8 @@ class ReferenceEngine:
         keep_log: bool = False,
         dtype: type[np.floating] = np.float32,
     ) -> None:
-        if prefetch not in PREFETCHERS:  # PREDICT-3
-            raise Unsupported("prefetch", repr(prefetch), ", ".join(PREFETCHERS))
+        check_counts(locals(), LEAST)
+        check_prefetch(prefetch, prefetch_experts, scheduler)
         self.checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path)
         config = self.config = self.checkpoint.config
         keys = [ExpertKey(layer, e) for layer in config.moe_layers for e in range(config.experts)]
@@ -162,7 +162,7 @@ class ReferenceEngine:
         executor: Executor = self.executor
         if guesser is not None:
             self.executor.ask_gates = self.options.prefetch if prefetch == "next-gate" else 0
-            listener = Listener(guesser, self.options, self.executor.tokens)
+            listener = CarefulListener(guesser, self.options, self.executor.tokens)
             executor = Predicting(self.executor, listener)
         self.loop = VirtualLoop(
             control, executor, expert_bytes, costs, telling,
@@ -170,10 +170,14 @@ class ReferenceEngine:
         )  # fmt: skip
         self._next = 0
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed = self._ticking = False
+        self._failure: BaseException | None = None
+        self._coming: dict[int, _Handle] = {}
+        """Requests until they arrive, which is when they get their number: below 0 till then."""
         if self.options.warm:  # WARM-1
             self.loop.at(0.0, list)
-            self.loop.run()
+            while self._tick():
+                pass
 
     @classmethod
     def open(cls, path: str | Path, **options: Any) -> ReferenceEngine:
@@ -184,6 +188,11 @@ class ReferenceEngine:
     def records(self) -> list[dict[str, Any]]:
         """The event log so far, head first (with keep_log)."""
         return [self._log.head, *self._log.records]
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine is dead, if it is: a bug, kept with its traceback."""
+        return self._failure
 
     def totals(self) -> dict[str, Any]:
         """Virtual seconds, computing and transferring; loads, bytes, steps, and the bound."""
@@ -210,31 +219,31 @@ class ReferenceEngine:
         """Let a request of token ids arrive, at its arrival_s or now, whichever is later.
 
         `logits` keeps the logits of every position in its result; `on_logits(position, row)` is
-        called with each, `stop_at(token)` with each token: True makes it the last one. Raises
-        BadInput for ids out of range, for a text prompt, without max_new_tokens, and for more
-        tokens than the model takes.
+        called with each (a row that cannot be written), `stop_at(token)` with each token: a true
+        answer makes it the last one. Raises BadInput for a request that this model cannot take,
+        CoveyError on a closed engine.
         """
-        check_ids(request, self.config.vocab)
-        if isinstance(request.prompt, str) or not request.prompt:
-            raise BadInput(f"request '{request.id}': prompt: token ids expected, at least one")
-        if request.max_new_tokens is None:
-            raise BadInput(f"request '{request.id}': max_new_tokens: not given")
-        if len(request.prompt) + request.max_new_tokens > self.config.max_position:
-            raise BadInput(
-                f"request '{request.id}': {len(request.prompt)} prompt tokens and "
-                f"{request.max_new_tokens} new ones; the model takes {self.config.max_position}"
-            )
+        check_request(self.config, request)
         with self._lock:
+            if self._failure is not None:
+                raise CoveyError(f"the engine failed: {one_line(self._failure)}")
             if self._closed:
-                raise BadInput("the engine is closed")
-            number, self._next = self._next, self._next + 1
+                raise CoveyError("the engine is closed")
             at = max(request.arrival_s, self.loop.now)
-            handle = _Handle(request, number, at, self.cancel, logits, on_logits, stop_at)
+            waiting = min(self._coming, default=0) - 1
+            handle = _Handle(request, waiting, at, self.cancel, logits, on_logits, stop_at)
             handle.drive = self._drive
-            self.executor.submitted(handle)
-            arrived = Arrived(number, len(request.prompt), request.max_new_tokens)
-            self.loop.at(at, lambda: [arrived])
+            self._coming[waiting] = handle
+            self.loop.at(at, lambda: [self._arrived(handle)])
             return handle
+
+    def _arrived(self, handle: _Handle) -> Arrived:
+        """The request is there; numbers go in order of arrival."""
+        request = self._coming.pop(handle.number).request
+        assert request.max_new_tokens is not None
+        handle.number, self._next = self._next, self._next + 1
+        self.executor.submitted(handle)
+        return Arrived(handle.number, len(request.prompt), request.max_new_tokens)
 
     def submit_all(
         self,
@@ -256,9 +265,9 @@ class ReferenceEngine:
     def cancel(self, number: int) -> None:
         """Cancel a request now, or as soon as it arrives."""
         with self._lock:
-            if handle := self.executor.handles.get(number):
+            if handle := self._coming.get(number) or self.executor.handles.get(number):
                 at = max(self.loop.now, handle.request.arrival_s)
-                self.loop.at(at, lambda: [Cancelled(number)])
+                self.loop.at(at, lambda: [Cancelled(handle.number)])
 
     def drain(self) -> None:
         """Refuse what waits; what runs goes on."""
@@ -269,22 +278,45 @@ class ReferenceEngine:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not true():
             with self._lock:
-                if not true() and not self.loop.tick():
+                if not true() and not self._tick():
                     raise AssertionError("the engine came to rest before the request ended")
             if end is not None and time.monotonic() > end:
                 return true()
         return True
 
+    def _tick(self) -> bool:
+        """One moment of the loop, which is not to be entered from within it. When it breaks, all
+        that is open ends with that reason (ENGINE-7)."""
+        if self._ticking:
+            raise CoveyError("called from a request's callback, which nothing can be waited for in")
+        self._ticking = True
+        try:
+            return self.loop.tick()
+        except BaseException as error:
+            self._failure = error
+            for handle in (*self.executor.handles.values(), *self._coming.values()):
+                handle.end("error", f"the engine failed: {one_line(error)}")
+            raise
+        finally:
+            self._ticking = False
+
     def close(self) -> None:
-        """Cancel what has not ended, run until nothing is in flight, end the log."""
+        """Cancel what has not ended, run until nothing is in flight, end the log.
+
+        Raises CoveyError in a callback of a request, which would have to end first.
+        """
         with self._lock:
+            if self._ticking:
+                raise CoveyError("close: called from a request's callback; call it outside")
             if self._closed:
                 return
             self._closed = True
-            for number in list(self.executor.handles):
+            for number in (*self.executor.handles, *self._coming):
                 self.cancel(number)
-            self.loop.run()
-            self._log.end(self.totals())
+            while self.failure is None and self._tick():
+                pass
+            if self.failure is None:
+                self._log.end({**self.totals(), "by": self._log.now})  # in virtual time at once
             self._log.close()
             self.checkpoint.close()
 

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     planned = -(-min(longest, KV_TOKENS) // KV_BLOCK) * KV_BLOCK
     options = {"max_running": 1, "kv_tokens": planned, "log": args.log} | options
     if args.engine == "jax":
-        options |= {"progress": progress.say}
+        options |= {"progress": progress.say, "warn": progress.warn}
     talking = sys.stdin.isatty()
     with ExitStack() as stack:
         template = None if args.no_template else text.config.template

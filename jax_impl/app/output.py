@@ -122,8 +122,12 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if not self.quiet:
-            self.clear()
-            print(text, file=self.stream, flush=True)
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """One line that also `--quiet` lets through: the run goes on without something."""
+        self.clear()
+        print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
         """The current state; kept only on a terminal."""

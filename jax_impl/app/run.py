@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     requests = requests_of(args, model, text)
     options |= {"ignore_eos": args.ignore_eos, "log": args.log, "keep_log": args.check}
     if args.engine == "jax":
-        options |= {"progress": progress.say, "check": args.check}
+        options |= {"progress": progress.say, "warn": progress.warn, "check": args.check}
     known = residency.before(args, model)
     if known:
         options["warm"] = tuple(known)

@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint.close()
     options |= {"log": args.log}
     if args.engine == "jax":
-        options |= {"progress": progress.say}
+        options |= {"progress": progress.say, "warn": progress.warn}
     with ExitStack() as stack:
         file = out = None
         if args.out:

@@ -16,7 +16,8 @@ from typing import Any
 from reference.files import strict_json
 from reference.files.regular import reason
 from reference.files.strict_json import kind, place, show
-from reference.vocab.errors import BadInput
+from reference.vocab.config import ModelConfig
+from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.sampling import Sampling
 
 MAX_FILE = 1 << 30
@@ -105,6 +106,40 @@ def check_ids(request: Request, vocab: int) -> None:
                 f"request '{show(request.id)}': stop id {token}; this model's token ids are 0 to "
                 f"{vocab - 1}"
             )
+
+
+def check_request(config: ModelConfig, request: Request) -> None:
+    """ENGINE-8: what no engine can take is refused before it is queued. Values are as files may
+    have them; a prompt is token ids, a stop is a token id, max_new_tokens is said.
+
+    Errors: BadInput or Unsupported name the request, the field, its value and what is right.
+    """
+    where = f"request '{show(_id(request.id, 'request'))}'"
+    prompt, stop = request.prompt, request.stop
+    if isinstance(prompt, str):
+        raise BadInput(f"{where}: the prompt is text; an engine takes token ids")
+    if not isinstance(prompt, tuple) or any(type(t) is not int for t in prompt):
+        raise BadInput(f"{where}: the prompt is not a tuple of integers")
+    if not prompt:
+        raise BadInput(f"{where}: the prompt is empty")
+    if not isinstance(stop, tuple):
+        raise BadInput(f"{where}: stop is {show(stop, 40)}; a tuple of token ids is needed")
+    if any(isinstance(s, str) for s in stop):
+        raise Unsupported(where, "stop text", "stop token ids")
+    _stop(list(stop), where)
+    said = {name: value for name, value in vars(request).items() if value is not None}
+    if "max_new_tokens" not in said:
+        raise BadInput(f"{where}: max_new_tokens is not given; an integer of at least 0 is needed")
+    _integer(said, "max_new_tokens", MAX_TOKENS, 0, where)
+    _number(said, "arrival_s", 0.0, 1e9, 0.0, where)
+    sampling_fields(said, where)
+    check_ids(request, config.vocab)
+    size = len(prompt) + said["max_new_tokens"]
+    if size > config.max_position:
+        raise BadInput(
+            f"{where}: {len(prompt)} prompt tokens and {said['max_new_tokens']} new ones; the "
+            f"model takes {config.max_position} together"
+        )
 
 
 def request_from(value: Any, where: str, default_id: str = "0") -> Request:
