@@ -15,7 +15,14 @@ def describe(ckpt: Checkpoint) -> dict[str, Any]:
     return {
         "path": str(ckpt.path), "family": c.family, "hidden": c.hidden, "layers": len(c.layers),
         "vocab": c.vocab, "experts": c.experts, "top_k": c.top_k,
+        "layer_bytes": [_layer_bytes(ckpt, layer) for layer in c.moe_layers],
     }  # fmt: skip
+
+
+def _layer_bytes(ckpt: Checkpoint, layer: int) -> int | None:
+    """Bytes of every routed expert of a layer; None where they are not of one size."""
+    sizes = {sum(r.nbytes for r in ckpt.expert(layer, e)) for e in range(ckpt.config.experts)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def versions() -> dict[str, str]:

@@ -143,9 +143,12 @@ class Driven:
     def give_up(self, ticket: int) -> dict[int, ExpertKey]:
         """The load is overdue: told as failed, while its write may still land."""
         with self.transfers._lock:
-            self.transfers._open[ticket].started = -1e9
+            job = self.transfers._open[ticket]
+            began, job.started = job.started, -1e9
         self._inbox.put(Submit(()))
-        return self.settle()
+        held = self.settle()
+        job.started = began  # the log tells how long it took (S11)
+        return held
 
     def overdue(self) -> set[int]:
         with self.transfers._lock:

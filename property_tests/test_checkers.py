@@ -43,6 +43,33 @@ HEAD: Record = {
 }
 
 
+LOADED = {"event": "Loaded", "ticket": 1}
+LOAD = {"action": "Load", "ticket": 9, "key": [0, 1], "slot": 0, "guess": False}
+BAD_EXTRAS: list[tuple[Record, str]] = [
+    ({**LOAD, "bytes": 0}, "Load.bytes is 0"),
+    ({**LOAD, "bytes": -5}, "Load.bytes is -5"),
+    ({**LOAD, "bytes": "\0"}, "Load.bytes is \\x00"),
+    ({**LOAD, "bytes": [8]}, "Load.bytes is [8]"),
+    ({**LOAD, "entry": [0], "from": "disk"}, "Load.entry is [0]"),
+    ({**LOAD, "from": "tape"}, "Load.from is tape"),
+    ({**LOAD, "disk_bytes": -1}, "Load.disk_bytes is -1"),
+    ({**LOADED, "seconds": -5}, "Loaded.seconds is -5"),
+    ({**LOADED, "seconds": "1"}, "Loaded.seconds is 1"),
+    ({**LOADED, "sum": [1]}, "Loaded.sum is [1]"),
+    ({"event": "Arrived", "request": 5, "prompt_len": 1, "max_new_tokens": 1, "asked": 7},
+     "Arrived.asked is 7"),
+    ({"event": "Sampled", "request": 0, "token": 1, "stop": False, "sum": {}}, "Sampled.sum is {}"),
+    ({"action": "Admit", "request": 0, "kv": "4"}, "Admit.kv is 4"),
+    ({"action": "Compute", "step": 9, "layer": -1, "parts": [], "slots": [], "sum": 3},
+     "Compute.sum is 3"),
+    ({"event": "Cancelled", "request": 0, "by": [1]}, "Cancelled.by is [1]"),
+    ({"event": "Cancelled", "request": 0, "by": 1e300}, "Cancelled.by is 1e+300"),
+    ({"ask": [1, 1], "slots": [1, 1]}, "ask.slots is [1, 1]"),
+    ({"end": {"by": "x"}}, "end.by is x"),
+]  # fmt: skip
+"""Lines that are legal but for a field of the executor's (LOG-9), with what is said of them."""
+
+
 def ev(name: str, **fields: Any) -> Record:
     return {"t": 0.0, "event": name, **fields}
 
@@ -354,6 +381,14 @@ BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
         option(grouping="lockstep-blocking"),
     ),
     ("S11", "bytes into a slot", edit({"action": "Load", "ticket": 3}, bytes=11)),
+    ("S11", "9 bytes of expert (0, 2), the largest has 8",
+     edit({"action": "Load", "ticket": 3}, bytes=9)),
+    ("S11", "7 bytes of expert (0, 1), before it had 8",
+     edit({"action": "Load", "ticket": 2}, bytes=7)),
+    ("S11", "8 bytes of expert (2, 3), whose layer has experts of 6",
+     lambda log: log[0].update(model={"layer_bytes": [None, 6]})),
+    ("S11", "load 3 is said to have taken 0.5 s", edit({"event": "Loaded", "ticket": 3},
+                                                      seconds=0.5)),
     ("S11", "resident and in flight", lambda log: log[0].update(budget_bytes=19)),
     ("S11", "the budget is 0", lambda log: log[0].update(budget_bytes=0)),
     ("S11", "more loads than", edit({"ask": [1, 0]}, ask=[0, 0])),
@@ -459,6 +494,8 @@ DENSE_BREAKS: list[tuple[str, str, Callable[[Log], None]]] = [
             act("Reject", request=2, reason="draining")]),
     )),
     ("L7", "to be closed by 0.5", edit({"event": "Cancelled"}, by=0.5)),
+    ("L7", "to be closed by 0.25", edit(END | {"end": {"requests": 4}},
+                                        end={"requests": 4, "by": 0.25})),
 ]  # fmt: skip
 """Ways to break `dense`; each breaks this one property and no other."""
 
@@ -530,6 +567,7 @@ def test_a_prefix_of_a_good_log_is_good_while_incomplete() -> None:
             assert [v.property for v in check_log(log[:cut])] == ["LOG"]
 
 
+@pytest.mark.rule("LOG-9")
 @pytest.mark.parametrize(
     ("record", "text"),
     [
@@ -544,6 +582,8 @@ def test_a_prefix_of_a_good_log_is_good_while_incomplete() -> None:
         ),
         ({"t": 0, "ask": [1]}, "ask is"),
         ([], "not an object"),
+        ({"t": 0, "end": 3}, "end is 3"),
+        *(({"t": 0, **record}, text) for record, text in BAD_EXTRAS),
     ],
 )
 def test_malformed_lines_are_told_with_their_number(record: Any, text: str) -> None:
@@ -552,6 +592,23 @@ def test_malformed_lines_are_told_with_their_number(record: Any, text: str) -> N
     found = check_log(log)
     assert [(v.property, v.line) for v in found] == [("LOG", 4)]
     assert text in found[0].text
+
+
+@pytest.mark.rule("LOG-1", "LOG-9")
+@pytest.mark.parametrize("bad", [
+    {"channels": [-1]}, {"channels": -1}, {"host_budget_bytes": [0]}, {"host_slots": [0]},
+    {"host_slots": "2"}, {"expert_bytes": None}, {"slot_bytes": 1.5}, {"lanes": [1]},
+    {"model": {"layer_bytes": 8}}, {"model": {"layer_bytes": [8]}},
+    {"model": {"layer_bytes": [8, 0]}}, {"model": {"layer_bytes": [8, "8"]}},
+])  # fmt: skip
+def test_a_head_with_a_figure_that_is_none_gets_no_verdict(bad: Record) -> None:
+    log = copy.deepcopy(good())
+    log[0].update(bad)
+    if bad == {"expert_bytes": None}:  # not written: what is said of a load cannot be held to it
+        assert check_log(log) == []
+        return
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        check_log(log)
 
 
 @pytest.mark.parametrize("head", [{}, {"log": 2}, {"log": 1, "options": {"layers": [0]}}])

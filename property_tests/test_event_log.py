@@ -190,7 +190,7 @@ COMPUTE = {
 END = {"t": 1.0, "end": {}}
 
 
-@pytest.mark.rule("LOG-3", "LOG-6", "LOG-7", "FILE-1")
+@pytest.mark.rule("LOG-3", "LOG-6", "LOG-7", "LOG-9", "FILE-1")
 @pytest.mark.parametrize(
     ("record", "words"),
     [
@@ -203,6 +203,11 @@ END = {"t": 1.0, "end": {}}
         ({"t": 1.0, "ask": [1]}, "ask is [1]"),
         ({"t": 1.0, "ask": [1, -1]}, "ask is [1, -1]"),
         ({"t": 1.0, "end": 3}, "end is 3"),
+        ({"t": 1e300, "ask": [1, 1]}, "t is 1e+300"),
+        ({"t": 1.0, "end": {"by": []}}, "end.by is []; a time in seconds is needed"),
+        ({**LOAD, "bytes": 0}, "Load.bytes is 0; at least one byte is needed"),
+        ({**LOAD, "bytes": [8]}, "Load.bytes is [8]"),
+        ({"t": 1.0, "event": "Loaded", "ticket": 1, "seconds": -5}, "Loaded.seconds is -5"),
         ({"t": 1.0, "event": "Load"}, "event is Load; known: Arrived"),
         ({"t": 1.0, "event": ["Load"]}, "event is"),
         ({"t": 1.0, "action": "Loaded"}, "action is Loaded; known: Admit"),

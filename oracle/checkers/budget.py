@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oracle.checkers.durations import check_durations
 from oracle.checkers.host import check_host
 from oracle.checkers.idle import check_idle
-from oracle.checkers.records import LogView, Violation, parts_of
+from oracle.checkers.records import Head, Line, LogView, Violation, parts_of
 
 
 def check_s11(log: LogView) -> Iterator[Violation]:
@@ -17,6 +18,7 @@ def check_s11(log: LogView) -> Iterator[Violation]:
     """
     yield from check_host(log)
     yield from check_idle(log)
+    yield from check_durations(log)
     head = log.head
     held: dict[int, int] = {}
     asked: dict[int, tuple[int, int]] = {}
@@ -25,6 +27,7 @@ def check_s11(log: LogView) -> Iterator[Violation]:
     blocking = head.grouping == "lockstep-blocking"
     loading: set[int] = set()
     running: set[int] = set()
+    size_of: dict[tuple[int, ...], int] = {}
 
     for line in log.lines:
         record, at = line.record, line.number
@@ -41,6 +44,8 @@ def check_s11(log: LogView) -> Iterator[Violation]:
             if blocking and running:
                 yield Violation("S11", at, "a load while a step runs, in lockstep-blocking")
             size = record.get("bytes", head.slot_bytes or 0)
+            if "bytes" in record:
+                yield from brought(line, head, size_of)
             if head.slot_bytes is not None and size > head.slot_bytes:
                 text = f"{size} bytes into a slot of {head.slot_bytes}"
                 yield Violation("S11", at, text)
@@ -76,3 +81,19 @@ def check_s11(log: LogView) -> Iterator[Violation]:
                 yield Violation("S11", at, f"{len(kv)} requests run, at most {head.max_running}")
         elif line.kind == "action" and line.name in ("Finish", "Reject"):
             kv.pop(record["request"], None)
+
+
+def brought(line: Line, head: Head, size_of: dict[tuple[int, ...], int]) -> Iterator[Violation]:
+    """What a Load brings is an expert: as many bytes as its layer's have, where the head tells
+    them, no more than the largest has, and each time as many. `size_of`: of the loads before."""
+    size, key = line.record["bytes"], tuple(line.record["key"])
+    right = head.layer_bytes.get(key[0])
+    if right is not None and size != right:
+        text = f"{size} bytes of expert {key}, whose layer has experts of {right}"
+        yield Violation("S11", line.number, text)
+    elif head.expert_bytes is not None and size > head.expert_bytes:
+        text = f"{size} bytes of expert {key}, the largest has {head.expert_bytes}"
+        yield Violation("S11", line.number, text)
+    elif size_of.setdefault(key, size) != size:
+        text = f"{size} bytes of expert {key}, before it had {size_of[key]}"
+        yield Violation("S11", line.number, text)

@@ -41,8 +41,8 @@ def check_l6(log: LogView) -> Iterator[Violation]:
 def check_l7(log: LogView) -> Iterator[Violation]:
     """LIVE-7: after Drain nobody waits in the queue; where a cancel has a date, all ends by then.
 
-    `by` is optional on Cancelled: the time in seconds of `t` at which the engine, which is being
-    closed, must have come to its end.
+    `by` is optional on Cancelled and in the end: the time in seconds of `t` at which the engine,
+    which is being closed, must have come to its end.
     """
     queued: set[int] = set()
     draining = asked = False
@@ -67,6 +67,8 @@ def check_l7(log: LogView) -> Iterator[Violation]:
                 due = record["by"] if due is None else min(due, record["by"])
         elif line.kind == "action" and line.name in ("Admit", "Finish", "Reject"):
             queued.discard(record["request"])
-        elif line.kind == "end" and due is not None and record["t"] > due:
-            text = f"the end comes at {record['t']:g} s; the engine was to be closed by {due:g} s"
-            yield Violation("L7", line.number, text)
+        elif line.kind == "end":
+            dates = [d for d in (due, record["end"].get("by")) if d is not None]
+            if dates and record["t"] > min(dates):
+                text = f"the end comes at {record['t']:g} s; the engine was to be closed by "
+                yield Violation("L7", line.number, f"{text}{min(dates):g} s")

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from reference.files.log_extras import extras_fault
+
 ENTRY = -1
 Record = Mapping[str, Any]
 
@@ -61,6 +63,10 @@ class Head:
     """Bytes of the host tier; 0 where there is none."""
     host_slots: int | None = None
     """Entries of the host tier; None where it is not written, or there is none."""
+    expert_bytes: int | None = None
+    """Bytes of the largest expert; None where they are not written."""
+    layer_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of every expert of a layer, where the head tells them."""
     channels: int | None = None
     """Loads that can be in flight together; None where it is not written."""
     lanes: int = 1
@@ -140,10 +146,12 @@ def read_head(record: Record) -> Head:
         readiness=str(options.get("readiness")),
         budget=_count(record, "budget_bytes"),
         slot_bytes=_count(record, "slot_bytes"),
-        host_budget=int(record.get("host_budget_bytes") or 0),
-        host_slots=record.get("host_slots") or None,
+        host_budget=_count(record, "host_budget_bytes") or 0,
+        host_slots=_count(record, "host_slots") or None,
+        expert_bytes=_count(record, "expert_bytes"),
+        layer_bytes=_layer_bytes(record, layers),
         channels=_count(record, "channels"),
-        lanes=1 if record.get("lanes") is None else int(record["lanes"]),
+        lanes=1 if record.get("lanes") is None else _count(record, "lanes") or 0,
         absent=frozenset(missing),
         **ints,
     )
@@ -152,7 +160,22 @@ def read_head(record: Record) -> Head:
 def _count(record: Record, name: str) -> int | None:
     """A count in the head; None where it is not written. A written 0 is a bound."""
     value = record.get(name)
-    return None if value is None else int(value)
+    if value is not None and (not _is_int(value) or value < 0):
+        raise ValueError(f"{name} is {value!r}, not a count")
+    return value
+
+
+def _layer_bytes(record: Record, layers: Sequence[int]) -> dict[int, int]:
+    """The head's model.layer_bytes by layer: for each of options.layers the bytes of its experts,
+    or null where these are not of one size."""
+    model = record.get("model")
+    told = model.get("layer_bytes") if isinstance(model, Mapping) else None
+    if told is None:
+        return {}
+    good = isinstance(told, (list, tuple)) and len(told) == len(layers)
+    if not good or not all(b is None or (_is_int(b) and b > 0) for b in told):
+        raise ValueError(f"model.layer_bytes is {told!r}, not the bytes of an expert of each layer")
+    return {layer: b for layer, b in zip(layers, told, strict=True) if b is not None}
 
 
 def view(log: Any, complete: bool) -> LogView:
@@ -272,6 +295,10 @@ def _classify(out: LogView, number: int, record: Any) -> str:
     if len(kinds) != 1:
         return f"neither event, action, ask nor end: {sorted(record)}"
     kind = kinds[0]
+    if kind == "end" and not isinstance(record["end"], Mapping):
+        return f"end is {record['end']!r}, not an object"
+    if fault := extras_fault(record):
+        return fault
     if kind == "ask":
         if not _pair(record["ask"]) or min(record["ask"]) < 0:
             return f"ask is {record['ask']!r}, not [idle_channels, idle_compute]"

@@ -1,4 +1,4 @@
-"""The event log: what control was told and what it decided, in order (LOG-1 to LOG-7).
+"""The event log: what control was told and what it decided, in order (LOG-1 to LOG-9).
 
     writer = LogWriter(path, head_of(...), clock)
     writer.event(Loaded(3)); writer.ask(2, 1); writer.action(load, bytes=n); writer.end(totals)
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.files import strict_json
+from reference.files.log_extras import extras_fault, is_seconds
 from reference.files.log_head import check_head, head_of, options_of
 from reference.files.log_records import action_from_record, event_from_record, plain, record_of
 from reference.files.pools_log import check_pools_head, check_pools_record, is_pools
@@ -242,7 +243,7 @@ def _record(record: Any, last_time: float, where: str, pools: bool = False) -> f
     if len(words) != 1:
         raise BadInput(f"{where}: exactly one of event, ask, action and end is needed")
     t = record.get("t")
-    if t is None or type(t) not in (int, float) or t < last_time:
+    if not is_seconds(t) or t < last_time:
         raise BadInput(f"{where}: t is {show(t, 30)}; seconds that never go back are needed")
     try:
         if pools:
@@ -260,4 +261,6 @@ def _record(record: Any, last_time: float, where: str, pools: bool = False) -> f
             raise BadInput(f"{where}: ask is {show(ask, 40)}; [idle_channels, idle_compute]")
     if words[0] == "end" and not isinstance(record["end"], dict):
         raise BadInput(f"{where}: end is {show(record['end'], 40)}; an object is needed")
+    if not pools and (fault := extras_fault(record)):
+        raise BadInput(f"{where}: {fault}")
     return t
