@@ -133,9 +133,12 @@ def main(folder: Path) -> dict[str, Any]:
     # The engine fails: all that it holds is given back all the same.
     log, fds = folder / "failed.jsonl", len(os.listdir("/proc/self/fd"))
     with LaminaEngine.open(path, log=log, **common) as engine:
+        engine.submit(A).result(20.0)
         engine._loop.post(object())  # what no part of it would ever say
         dead(engine)
         out["failed"] = said(engine.submit, A), said(engine.lose, "memory", 0)
+    left = read_log(log, pools=True)
+    out["failed log"] = len(left.records) > 20 and not left.complete
     out["failed threads"] = threading.active_count() - threads
     out["failed fds"] = len(os.listdir("/proc/self/fd")) - fds
 

@@ -83,7 +83,7 @@ def test_closed_from_several_threads_at_once(ran: dict, way: str) -> None:
 @pytest.mark.rule("LAMINA-29", "ENGINE-7")
 def test_an_engine_that_failed_gives_everything_back(ran: dict) -> None:
     assert all(text.startswith("CoveyError: the engine failed") for text in ran["failed"])
-    assert ran["failed threads"] == 0 and ran["failed fds"] == 0
+    assert ran["failed threads"] == 0 and ran["failed fds"] == 0 and ran["failed log"]
     assert "the engine failed" in ran["dead thread"] and "gone" in ran["dead thread"]
     assert ran["dead thread failure"] == "MemoryError('gone')"
 

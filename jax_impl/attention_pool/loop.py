@@ -22,10 +22,10 @@ from jax_impl.attention_pool.seats import Aboard, Seats
 from jax_impl.attention_pool.wire import Wire
 from jax_impl.attention_pool.worker import Done, Job, Worker
 from jax_impl.compute import Broken
-from jax_impl.steps import one_line
 from reference.control.attention_serving import Place, Prefill, Serving, Turn
 from reference.handle import RequestHandle
 from reference.vocab.actions import Finish, Reject
+from reference.vocab.errors import one_line
 from reference.vocab.sampling import Choice
 
 

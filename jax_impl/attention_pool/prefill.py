@@ -26,9 +26,8 @@ from jax_impl.kv import Table
 from jax_impl.layers import Piece
 from jax_impl.model import JaxModel, StageOut
 from jax_impl.programs import Progress, compiled
-from jax_impl.steps import one_line
 from reference.vocab.config import RopeSpec
-from reference.vocab.errors import RequestFailed
+from reference.vocab.errors import RequestFailed, one_line
 from reference.vocab.sampling import Choice
 
 

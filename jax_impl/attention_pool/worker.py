@@ -22,11 +22,10 @@ from jax_impl.attention_pool.messages import Answer
 from jax_impl.attention_pool.seats import Aboard, Seat
 from jax_impl.compute import Broken
 from jax_impl.model import ExpertTask, JaxModel
-from jax_impl.steps import one_line
 from reference.control.attention_serving import Turn
 from reference.sampling import choose
 from reference.vocab.config import MoeSpec
-from reference.vocab.errors import CoveyError
+from reference.vocab.errors import CoveyError, one_line
 from reference.vocab.sampling import Choice
 
 
