@@ -93,8 +93,8 @@ EXECUTOR_MUTANTS: tuple[Mutant, ...] = (
     _m(
         "length-known-beforehand",
         ENGINE,
-        "Arrived(number, len(request.prompt), request.max_new_tokens)",
-        "Arrived(number, len(request.prompt), min(2, request.max_new_tokens))",
+        "Arrived(handle.number, len(request.prompt), request.max_new_tokens)",
+        "Arrived(handle.number, len(request.prompt), min(2, request.max_new_tokens))",
         "S14",
     ),
     _m(
