@@ -25,6 +25,7 @@ from jax_impl.app import main as app
 from jax_impl.app import verify as verify_command
 from jax_impl.app.output import Progress
 from jax_impl.app.settings import Setting
+from jax_impl.app.signals import ending_as_ctrl_c
 from jax_impl.app.waiting import Interrupt
 from oracle.checkers import CHECKS
 from oracle.tiny import tiny_config, write_checkpoint
@@ -350,6 +351,50 @@ def test_an_interrupted_run_is_whole(engine: str, number: int, tmp_path: Path) -
     assert said.startswith("short: length, 2 tokens: ")
     assert run("check", log) == 0
     assert run("replay", log) == 0
+
+
+@pytest.mark.rule("APP-5", "APP-4")
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGTERM, "simulate --tokens 1000000"), (signal.SIGHUP, "simulate --tokens 1000000"),
+     (signal.SIGTERM, "bench demo --memory 50%")],
+)  # fmt: skip
+def test_a_signal_leaves_no_half_written_file(
+    number: signal.Signals, words: str, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jax_impl.app.main", *words.split(), "--json",
+         str(tmp_path / "out.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.iterdir()):
+            assert time.monotonic() < end
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert told == f"covey {words.split()[0]}: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.rule("APP-5")
+def test_ignored_signals_stay_ignored() -> None:
+    """As nohup wants it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_as_ctrl_c():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.rule("APP-5")

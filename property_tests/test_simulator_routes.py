@@ -274,7 +274,8 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     trace_path, counts_path = tmp_path / "t.npz", tmp_path / "c.npz"
     with open(trace_path, "wb") as file:
         write_trace(file, RoutingTrace("m", 16, 4, (0, 1, 2), (9, 9, 9), tuple(rows)))
-    np.savez_compressed(counts_path, **{"a/counts": rng.integers(1, 99, (10, 60))})
+    arrays: dict[str, Any] = {"a/counts": rng.integers(1, 99, (10, 60))}
+    np.savez_compressed(counts_path, **arrays)
     for path, read in ((trace_path, read_trace), (counts_path, read_counts)):
         whole, refused = path.read_bytes(), list[str]()
         for at in range(0, len(whole), max(1, len(whole) // 400)):
@@ -408,6 +409,10 @@ def test_a_models_own_routing_by_command(
     assert capsys.readouterr().err.count("\n") == 1
     assert main([*base, "-o", str(tmp_path / "f")]) == 2
     assert "--out" in capsys.readouterr().err
+    if Path("/dev/full").exists():
+        assert main([*base, "-o", "/dev/full"]) == 1
+        error = capsys.readouterr().err
+        assert error.endswith("covey trace: --out: /dev/full: No space left on device\n")
 
 
 def test_recorded_routes_in_the_simulator() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from jax_impl.app.signals import ending_as_ctrl_c
 from reference.vocab.errors import BadInput, CoveyError
 
 COMMANDS: dict[str, str] = {
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _any_stream_will_do()
     name = f"covey {words[0]}" if words and words[0] in COMMANDS else "covey"
     try:
-        status = dispatch(words)
+        with ending_as_ctrl_c():
+            status = dispatch(words)
         sys.stdout.flush()
         return status
     except CoveyError as error:

@@ -87,7 +87,10 @@ def record(args: argparse.Namespace) -> int:
                                  config.moe_layers, checkpoint.expert_bytes())
         if not trace.requests:
             raise CoveyError("no request came through all layers; nothing is written")
-        write_trace(out.file, trace)
+        try:
+            write_trace(out.file, trace)
+        except OSError as error:
+            raise CoveyError(f"--out: {args.out}: {error.strerror}") from None
         out.commit()
     failed = [f"{r.id}: {r.error}" for r in results if r.error]
     print("\n".join(failed + [summary(trace)]))
