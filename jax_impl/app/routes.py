@@ -73,7 +73,7 @@ def record(args: argparse.Namespace) -> int:
         raise Unsupported(str(model), "model without routed experts", "mixtures of experts")
     options |= {"keep_log": True, "ignore_eos": args.ignore_eos}
     if args.engine == "jax":
-        options |= {"progress": progress.say}
+        options |= {"progress": progress.say, "warn": progress.warn}
     with ExitStack() as stack:
         out = stack.enter_context(WholeFile("--out", args.out, "wb"))
         interrupt = stack.enter_context(Interrupt())
