@@ -64,7 +64,8 @@ CELL = (
     ("ours_over_best_per_layer_overlapped", "per-layer"),
     ("ours_over_best_baseline", "best"), ("ours_alone_over_best_baseline", "best, no guesses"),
     ("ours_over_bevy", "Bevy"),
-    ("ours_over_cpu_misses", "processor"), ("ours_over_belady_lockstep", "Belady"),
+    ("ours_over_cpu_misses", "processor"), ("ours_over_informed", "informed"),
+    ("ours_over_belady_lockstep", "Belady"),
     ("bound_share", "of the bound"),
 )  # fmt: skip
 
@@ -101,14 +102,64 @@ def accuracy(found: Found) -> str:
     return "\n".join(lines)
 
 
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
+
+
+def by_size(found: Found) -> str:
+    """Ours over others, by requests and by what is cached: medians, least and greatest."""
+    columns = ("ours_over_on_demand_global_lru", "ours_over_best_predictive",
+               "ours_over_best_per_layer_overlapped")  # fmt: skip
+    lines = [_row("", "over on demand", "over the best predictive", "over per-layer", "cells"),
+             "|---|---|---|---|---|"]  # fmt: skip
+    for field, said in (("requests", "{} requests"), ("cache_share", "{:.1%} cached")):
+        for value in sorted({c[field] for c in found["cells"]}):
+            among = [c for c in found["cells"] if c[field] == value]
+            told = [_spread([c[k] for c in among if c.get(k)]) for k in columns]
+            lines.append(_row(said.format(value), *told, len(among)))
+    return "\n".join(lines)
+
+
+def busy(found: Found) -> str:
+    """How busy both sides are, and how much of the computing has a read beside it: medians."""
+    lines = [_row("scheduler", "channel busy", "computing", "both at once", "computing hidden"),
+             "|---|---|---|---|---|"]  # fmt: skip
+    for name in ("on-demand-blocking-layer", "on-demand-overlapped-layer", "layerscope", "bevy",
+                 "ours-alone", "ours"):  # fmt: skip
+        runs = [c["schedulers"][name] for c in found["cells"] if name in c["schedulers"]]
+        if runs:
+            sides = [[r[k] for r in runs] for k in ("channel_busy", "compute_busy", "both_busy")]
+            hidden = [r["both_busy"] / r["compute_busy"] for r in runs if r["compute_busy"]]
+            lines.append(_row(f"`{name}`", *[f"{median(v):.0%}" for v in (*sides, hidden)]))
+    return "\n".join(lines)
+
+
+def reads(found: Found) -> str:
+    """Experts read in lock-step over those of one LRU a layer, by model."""
+    others = ("lockstep-lfru", "lockstep-known-demand", "lockstep-frequency", "informed", "belady")
+    lines = [_row("model", *[f"`{n}`" for n in others], "cells"), "|" + "---|" * (2 + len(others))]
+    for model in sorted({c["model"] for c in found["cells"]}):
+        among = [c["schedulers"] for c in found["cells"] if c["model"] == model]
+        each = [(s, s.get("on-demand-overlapped-layer", {}).get("fetches_per_token"))
+                for s in among]  # fmt: skip
+        told = [
+            _spread([s[n]["fetches_per_token"] / least for s, least in each if least and n in s])
+            for n in others
+        ]
+        lines.append(_row(model, *told, len(among)))
+    return "\n".join(lines)
+
+
 def near(found: Found) -> str:
     """Cells where computing and reading are alike, with the queueing limit."""
     told = found["summary"]["compute and fetch within 1.3x of each other"]
     return "\n".join(f"- {' '.join(line.split())}" for line in told) or "- none"
 
 
-PARTS = {"setting": setting, "targets": targets, "worth": worth, "cells": cells,
-         "accuracy": accuracy, "near": near}  # fmt: skip
+PARTS = {
+    "setting": setting, "targets": targets, "worth": worth, "cells": cells, "accuracy": accuracy,
+    "near": near, "by size": by_size, "busy": busy, "reads": reads,
+}  # fmt: skip
 
 
 def fill(text: str, found: Found) -> str:

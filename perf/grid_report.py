@@ -57,11 +57,15 @@ def ratios(cell: Found) -> Found:
     over("bevy", lambda n, f: n == "bevy")
     over("oracle", lambda n, f: n == "oracle")
     over("belady_lockstep", lambda n, f: n == "belady")
+    over("informed", lambda n, f: n == "informed")
     over("cpu_misses", lambda n, f: f["kind"] == "cpu")
     alone = cell["schedulers"].get("ours-alone")
     for name in FOUR if alone else ():
         ratio = out[f"ours_over_{name}"]
         out[f"ours_alone_over_{name}"] = ratio and ratio * alone["tokens_per_s"] / mine
+    for name in FOUR[2:]:
+        both = out[f"ours_over_{name}"], out["ours_over_informed"]
+        out[f"informed_over_{name}"] = both[0] / both[1] if both[0] and both[1] else None
     out["ours_alone_bound_share"] = alone and alone["bound_share"]
     guessing = cell["schedulers"].get("ours-next-gate", {}).get("tokens_per_s")
     rival = best(cell, lambda n, f: f["kind"] in CAUSAL)[1]
@@ -136,6 +140,11 @@ def summary(cells: Sequence[Found]) -> Found:
            "ours_alone_bound_share", min, 0.80)  # fmt: skip
     target("beside it: median over cells of ours over the best baseline", cells,
            "ours_over_best_baseline", median, 1.0)  # fmt: skip
+    target("what an informed cache could reach: median over the best overlapped lock-step with one "
+           "LRU a layer", large, "informed_over_best_per_layer_overlapped", median,
+           1.25)  # fmt: skip
+    target("what an informed cache could reach: best cell, over the best predictive", cells,
+           "informed_over_best_predictive", max, 1.55)  # fmt: skip
     near = [
         f"{label(c)} bound share {c['bound_share']:.3f}, queueing limit {c['queueing_limit']:.3f}, "
         f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}"

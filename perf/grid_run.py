@@ -16,6 +16,7 @@ from reference.simulator import models, platforms
 from reference.simulator.compute_bound import (
     belady_rate,
     least_seconds,
+    paced,
     queueing_limit,
     together_seconds,
 )
@@ -23,9 +24,11 @@ from reference.simulator.costs import Roofline
 from reference.simulator.cpu_misses import popular, simulate_cpu_misses
 from reference.simulator.history import Lately, filled, teach
 from reference.simulator.hits import units
+from reference.simulator.informed import InformedCache, somebody
 from reference.simulator.models import ModelShape
 from reference.simulator.run import control, lengths, routes_for, simulate
 from reference.simulator.schedulers import PRESETS, Preset, preset
+from reference.simulator.synthetic import SyntheticRouter
 from reference.vocab.options import ControlOptions
 
 SERVED = 256
@@ -41,7 +44,8 @@ CI = (
     "on-demand-blocking-global", "on-demand-blocking-layer", "on-demand-overlapped-global",
     "on-demand-overlapped-layer", "lockstep-lfru", "lockstep-known-demand", "micro-queues",
     "mixtral-offloading", "hobbit", "moe-infinity", "layerscope", "layerscope-layer",
-    "klotski-layer", "fiddler", "ktransformers", "oracle", "belady", "bevy", "lockstep-frequency",
+    "klotski-layer", "fiddler", "ktransformers", "oracle", "belady", "informed", "bevy",
+    "lockstep-frequency",
     "ours-alone", "ours", "ours-next-gate",
 )  # fmt: skip
 """What the ratios need. Left out is what has another's predictor or cache, and was the fastest in
@@ -70,12 +74,16 @@ def schedulers(name: str, cell: Cell) -> list[Preset]:
     ]  # fmt: skip
 
 
-def rounds(requests: int) -> tuple[int, int]:
+LONGER = {0.5: 1.5, 0.75: 2.0, 0.875: 3.0}
+"""Where more is cached less is read: the window is longer."""
+
+
+def rounds(cell: Cell) -> tuple[int, int]:
     """Tokens a request before the window and within it: few where many requests make many visits
-    anyway."""
-    if requests <= 8:
-        return 4 + 8 // requests, max(12, 96 // requests)
-    return 3, 8 if requests < 32 else 6
+    anyway, more where layers are few or reads are rare, since chance would decide."""
+    n, layers = cell.requests, len(models.load(cell.model).moe_layers)
+    before, inside = (4 + 8 // n, max(12, 96 // n)) if n <= 8 else (3, 8 if n < 32 else 6)
+    return before, round(inside * LONGER.get(cell.cache_share, 1.0) * max(1.0, 48 / layers))
 
 
 @cache
@@ -161,7 +169,7 @@ def run_cell(cell: Cell, names: str) -> dict[str, Any]:
 def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> dict[str, Any]:
     """Figures of one scheduler in a cell; `tokens_per_s` of its steady state."""
     model = costs.model
-    before, inside = rounds(cell.requests)
+    before, inside = rounds(cell)
     options = control(model, cell.cache_share, cell.requests, **p.policies(model))
     if p.kind == "cpu":
         resident = popular(requests.before(), model.experts, options.slots)
@@ -171,6 +179,8 @@ def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> d
         )
     if p.name == "belady":
         return _belady(costs, options, requests, before, inside)
+    if p.name == "informed":
+        return _informed(costs, options, requests, before, inside)
     slots = _slots(requests, control(model, cell.cache_share, eviction=options.eviction))
     at = costs if p.reading is None else Roofline(costs.platform, model, p.reading, _stored(costs))
     result = simulate(
@@ -199,12 +209,50 @@ def _belady(
     rounds_of_it = list(in_lockstep(requests, before + inside))
     for rows in rounds_of_it:
         needs += [{i * experts + int(e) for r in rows for e in r[i]} for i in range(layers)]
-    window = [np.stack(lane) for lane in zip(*rounds_of_it[before:], strict=True)]
-    together = together_seconds(costs, options.layers, window)
+    together = _together(costs, options, rounds_of_it[before:])
     rate, loads = belady_rate(costs, costs.expert_bytes, needs, options.slots, inside * layers,
                               inside * n, together)  # fmt: skip
+    return _bound(costs, rate, loads)
+
+
+def _together(costs: Roofline, options: ControlOptions, window: list[list[np.ndarray]]) -> float:
+    lanes = [np.stack(lane) for lane in zip(*window, strict=True)]
+    return together_seconds(costs, options.layers, lanes)
+
+
+def _bound(costs: Roofline, rate: float, loads: float) -> dict[str, Any]:
     channel = rate * loads * costs.transfer(costs.expert_bytes)
     return {"tokens_per_s": rate, "fetches_per_token": loads, "channel_busy": channel}
+
+
+class _Chances:
+    """A router's chances in place of its routes."""
+
+    def __init__(self, router: SyntheticRouter) -> None:
+        self.request = router.chances
+
+
+def _informed(
+    costs: Roofline, options: ControlOptions, requests: Lately, before: int, inside: int
+) -> dict[str, Any]:
+    """Of the same warm-up and window, in lock-step; its cache begins with what it would keep."""
+    assert isinstance(requests.source, SyntheticRouter)
+    chances = Lately(_Chances(requests.source), requests.requests, requests.past)
+    ahead = (somebody(rows) for rows in in_lockstep(chances, before + inside + 1))
+    cache = InformedCache(options.slots, next(ahead))
+    loads, window = 0, []
+    asked = in_lockstep(requests, before + inside)
+    for i, (rows, chance) in enumerate(zip(asked, ahead, strict=True)):
+        read = [
+            cache.serve(layer, np.unique([r[layer] for r in rows]), chance[layer])
+            for layer in range(len(options.layers))
+        ]
+        if i >= before:
+            loads += sum(read)
+            window.append(rows)
+    each = loads / (inside * requests.requests)
+    together = _together(costs, options, window)
+    return _bound(costs, paced(costs, costs.expert_bytes, each, together), each)
 
 
 def _stored(costs: Roofline) -> str:

@@ -378,7 +378,8 @@ def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
             "tokens_per_s": rate, "end_to_end_per_s": rate / 2, "kind": p.kind, "cache": p.cache,
             "eviction": p.options.get("eviction", ""), "grouping": p.options.get("grouping", ""),
             "bound_share": 0.9, "bound_share_least": 0.8, "compute_over_fetch": 1.0,
-            "queueing_limit": 0.9, "tpot_p50": 1.0, "tpot_p99": 1.5,
+            "queueing_limit": 0.9, "tpot_p50": 1.0, "tpot_p99": 1.5, "channel_busy": 0.8,
+            "compute_busy": 0.5, "both_busy": 0.4, "fetches_per_token": 2.0 * rate,
         }  # fmt: skip
     return {"platform": "p", "model": "m", "cache_share": 0.5, "requests": requests,
             "processor_seconds": 1.0, "schedulers": found}  # fmt: skip
@@ -387,7 +388,7 @@ def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
 @pytest.mark.rule("GRID-6")
 def test_ratios_are_over_the_best_of_their_kind() -> None:
     c = grid_report.ratios(made_cell(
-        ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
+        ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13, informed=16,
         on_demand_blocking_global=3, on_demand_overlapped_layer=6, lockstep_lfru=8, layerscope=10,
         layerscope_layer=7, mixtral_offloading=5, micro_queues=2,
     ))  # fmt: skip
@@ -398,6 +399,9 @@ def test_ratios_are_over_the_best_of_their_kind() -> None:
     assert c["ours_over_on_demand_global_lru"] == 4
     assert c["ours_over_best_baseline_with_cpu"] == 0.4
     assert c["ours_over_cpu_misses"] == 0.4
+    assert c["ours_over_informed"] == 0.75
+    assert c["informed_over_best_per_layer_overlapped"] == 16 / 7
+    assert c["informed_over_best_predictive"] == pytest.approx(1.6)
     assert c["ours_over_bevy"] == 12 / 11
     assert c["ours_alone_over_best_baseline"] == pytest.approx(0.9)
     assert c["ours_alone_over_on_demand_global_lru"] == pytest.approx(3)
@@ -442,7 +446,8 @@ def test_worth_is_told_by_what_limits() -> None:
 
 @pytest.mark.rule("GRID-8")
 def test_the_page_is_made_from_a_result() -> None:
-    made = [made_cell(ours=3.0, lockstep_frequency=2.0, layerscope=2.5)]
+    made = [made_cell(ours=3.0, lockstep_frequency=2.0, layerscope=2.5,
+                      on_demand_overlapped_layer=1.0)]  # fmt: skip
     made[0]["schedulers"]["layerscope"]["prediction"] = {
         "overall": {"recall": 0.9}, "absent": {"recall": 0.4}}  # fmt: skip
     done = [grid_report.ratios(c | {"stored": "bf16"}) for c in made]
@@ -456,8 +461,11 @@ def test_the_page_is_made_from_a_result() -> None:
     assert filled_in.startswith("a\n") and "old" not in filled_in
     assert filled_in.count(" text") == len(grid_page.PARTS)
     assert "commit c0ffee" in filled_in and "**not met**" in filled_in
-    assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 | - | 1.200 | - |" in filled_in
+    assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 | 3.000 | 1.200 | - |" in filled_in
     assert "| layerscope | 0.5 | 0.90 | 0.40 | 1 |" in filled_in
+    assert "| 8 requests | - | 1.20 (1.20 to 1.20) | 3.00 (3.00 to 3.00) | 1 |" in filled_in
+    assert "| `ours` | 80% | 50% | 40% | 80% |" in filled_in
+    assert "| m | - | - | 2.00 (2.00 to 2.00) | - | - | 1 |" in filled_in
     assert grid_page.fill(filled_in, found) == filled_in
     with pytest.raises(ValueError, match="grid setting"):
         grid_page.fill("nothing", found)

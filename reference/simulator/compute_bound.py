@@ -58,7 +58,12 @@ def belady_rate(
     takes longer. needs: distinct expert codes of each unit, (step, layer) by (step, layer)."""
     units = [set(need) for need in needs]
     loads = sum(belady_loads(units, slots, together=False)[-counted:]) / tokens
-    return 1.0 / max(together_s, loads * costs.transfer(expert_bytes)), loads
+    return paced(costs, expert_bytes, loads, together_s), loads
+
+
+def paced(costs: Costs, expert_bytes: int, loads: float, together_s: float) -> float:
+    """Tokens a second when only the longer of compute and `loads` reads a token takes time."""
+    return 1.0 / max(together_s, loads * costs.transfer(expert_bytes))
 
 
 def queueing_limit(compute_s: float, fetch_s: float, requests: int) -> float:

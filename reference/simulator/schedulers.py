@@ -158,6 +158,8 @@ PRESETS: tuple[Preset, ...] = (
            {**LOCKSTEP, **AHEAD, "eviction": "per-layer"}, "perfect"),
     Preset("belady", "bound", "lock-step whose cache knows all that comes, no more than the "
            "longer of its reads and its compute counted", {"eviction": "global"}),
+    Preset("informed", "bound", "the same with a cache that knows how likely each request is to "
+           "choose each expert, but not what it will choose", {"eviction": "global"}),
     Preset("bevy-oracle", "bound", "the next layer is known, on top of Bevy",
            {**BEVY, **AHEAD}, "perfect"),
     Preset("ours-oracle", "bound", "the next layer is known, on top of `ours-alone`",

@@ -13,7 +13,7 @@ c_g + c_r + c_f rho^d. Layers are independent of each other, which real ones are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -93,22 +93,53 @@ class SyntheticRouter:
 
     def request(self, request: int, tokens: int) -> np.ndarray:
         """uint16 [tokens, layers, K], experts in rank order."""
+        blocks = [top(score, self.top_k) for score, _ in self._blocks(request, tokens)]
+        return np.concatenate(blocks).astype(np.uint16)
+
+    def chances(self, request: int, tokens: int) -> np.ndarray:
+        """float32 [tokens, layers, E]: how likely each token of `request` is to choose each expert,
+        for one who knows all scores of the tokens before it, part by part: that a normal score with
+        the known mean passes a threshold (by the logistic approximation), which is so high that K
+        are expected to."""
+        shares = self._root["c_f"] ** 2 * (1.0 - self._rho**2) + self._root["c_n"] ** 2
+        steep = 1.702 / np.sqrt(np.maximum(shares, 1e-6))
+        return np.concatenate([
+            _passing(steep * known, self.top_k) for _, known in self._blocks(request, tokens)
+        ])  # fmt: skip
+
+    def _blocks(self, request: int, tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(scores, what of them is known a token before), float32 [up to BLOCK, layers, E]."""
         rng = np.random.Generator(np.random.PCG64([self.seed, 1, request]))
         shape = self.common.shape
         own = rng.standard_normal(shape, np.float32)
         slow = rng.standard_normal(shape, np.float32)
         keep, fresh = self._rho, np.sqrt(1.0 - self._rho**2)
         fixed = self._root["c_g"] * self.common + self._root["c_r"] * own
-        out = np.empty((tokens, shape[0], self.top_k), np.uint16)
         for first in range(0, tokens, BLOCK):
-            last = min(first + BLOCK, tokens)
-            noise = rng.standard_normal((last - first, 2, *shape), np.float32)
+            noise = rng.standard_normal((min(BLOCK, tokens - first), 2, *shape), np.float32)
             score = fixed + self._root["c_n"] * noise[:, 1]
-            for i in range(last - first):
-                slow = keep * slow + fresh * noise[i, 0]
+            known = np.empty_like(score)
+            for i in range(len(score)):
+                slow = keep * slow
+                known[i] = slow
+                slow = slow + fresh * noise[i, 0]
                 score[i] += self._root["c_f"] * slow
-            out[first:last] = top(score, self.top_k)
-        return out
+            yield score, fixed + self._root["c_f"] * known
+
+
+def _passing(height: np.ndarray, k: int) -> np.ndarray:
+    """1 / (1 + exp(threshold - height)), the threshold such that the last axis adds up to k."""
+    low = height.min(-1, keepdims=True) - 40.0
+    high = height.max(-1, keepdims=True) + 40.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        above = _logistic(height - middle).sum(-1, keepdims=True) > k
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return _logistic(height - high)
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(np.clip(-x, -60.0, 60.0)))
 
 
 def top(score: np.ndarray, k: int) -> np.ndarray:
