@@ -108,13 +108,10 @@ class ExpertCache:
 
     def room(self, slots: int) -> bool:
         """At least so many slots could be given away now."""
-        most = len(self.code) - len(self.flying)
-        if most - len(self.holds) - len(self.readers) - len(self.fresh) >= slots:
-            return True  # even if all that is kept lay in slots of its own
         kept = {self.where[c] for c in self.holds if self.present(c)}
         kept.update(self.readers)
         kept.update(s for s in self.fresh if self.state[s] == READY and self.code[s] in self.tasks)
-        return most - len(kept) >= slots
+        return len(self.code) - len(self.flying) - len(kept) >= slots
 
     # -- giving a slot away (CACHE-5, CACHE-6) -----------------------------------------------
 

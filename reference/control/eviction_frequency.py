@@ -74,7 +74,6 @@ class Named(Counted):
                 self._halve(layer)
 
     def _halve(self, layer: int) -> None:
-        self.low[layer] = None
         super()._halve(layer)
         codes = slice(layer * self.experts, (layer + 1) * self.experts)
         self.total[layer] = sum(self.count[codes])

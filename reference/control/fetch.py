@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from reference.control.cache import LOADING
 from reference.control.prefetch import prefetch
-from reference.control.requests import RUNNING, WAITING, Request
+from reference.control.requests import Request
 from reference.vocab.actions import Action, Load
 from reference.vocab.ids import ExpertKey
 
@@ -30,7 +30,7 @@ def first(options: list) -> int:
 def waiters(s: Scheduler, r: Request) -> int:
     """How many waiting visits the missing experts of `r` would help."""
     wanted = s.cache.wanted
-    return sum(wanted.get(c, 0) for c in r.need if s.absent(c))
+    return sum(wanted[c] for c in r.need if s.absent(c))
 
 
 def missing(s: Scheduler, r: Request) -> int:
@@ -95,8 +95,6 @@ def _warm(s: Scheduler, actions: list[Action], channels: int) -> None:
         ticket = s.cache.begin(slot, code, False, False)
         actions.append(Load(ticket, ExpertKey(*s.key_of(code)), slot, guess=True))
         channels -= 1
-    if not s.cache.free:
-        s.warming = []
 
 
 def _count_turn(s: Scheduler, bulk: bool) -> None:
@@ -119,14 +117,13 @@ def _bulk_turn(s: Scheduler) -> bool:
 
 
 def _waiting(s: Scheduler) -> list[Request]:
-    """Requests at the front (lock-step) or anywhere that may want an expert now."""
+    """Requests at the front (lock-step) or anywhere that may want an expert now: who waits, and
+    who runs a part and has more to run."""
     return [
         r
         for r in s.running.values()
         if r.need
         and not r.claimed
-        and r.doomed is None
-        and (r.status == WAITING or r.status == RUNNING)
         and (not s.lockstep or r.stage == s.front)
         and s.eligible(r)
     ]
@@ -180,7 +177,7 @@ def _next_demand(s: Scheduler, choose: Chooser) -> tuple[tuple[int, int, bool] |
         code = _task(s, r)
         assert code is not None
         slot = _slot_for_task(s, code, False)
-        return (None, True) if slot is None else ((code, slot, False), False)
+        return (None if slot is None else (code, slot, False)), False
     return None, False
 
 
@@ -223,8 +220,8 @@ def _balanced_demand(s: Scheduler, wishes: list[Request]) -> tuple[int, int, boo
     progress = {}
     for r in wishes:
         for c in r.need:
-            if s.absent(c) and r.progress < progress.get(c, r.progress + 1):
-                progress[c] = r.progress
+            if s.absent(c):
+                progress[c] = min(progress.get(c, r.progress), r.progress)
     if not progress:
         return None
     code = min(progress, key=lambda c: (progress[c], -wanted[c], c))

@@ -69,11 +69,9 @@ def _together(s: Scheduler, visits: list[Request]) -> list[Ready]:
     present = s.cache.present
     ready, complete = [], True
     for r in visits:
-        if r.status != WAITING:
-            complete = False  # its router has yet to speak
-            continue
         codes = tuple([c for c in r.need if present(c)])
-        complete = complete and len(codes) == len(r.need)
+        # Who does not wait has a router that has yet to speak.
+        complete = complete and r.status == WAITING and len(codes) == len(r.need)
         ready.append((r, codes, True))
     if complete:
         return ready
@@ -166,12 +164,12 @@ def _limit_experts(ready: list[Ready], most: int) -> list[Ready]:
 
 
 def _limit_rows(s: Scheduler, ready: list[Ready]) -> list[Ready]:
-    """The least advanced first, up to `max_rows` token rows, at least one visit."""
+    """The least advanced first, up to `max_rows` token rows: one visit has no more than that."""
     ready = sorted(ready, key=lambda x: (x[0].progress, x[0].number))
     out, rows = [], 0
     for x in ready:
         rows += x[0].rows
-        if out and rows > s.options.max_rows:
+        if rows > s.options.max_rows:
             break
         out.append(x)
     return out

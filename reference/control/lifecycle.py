@@ -32,7 +32,7 @@ def open_chunk(s: Scheduler, r: Request, chunk: int) -> None:
     kind = s.prompting(r)
     if kind != was:
         others = [o.progress for o in s.running.values() if o is not r and s.prompting(o) == kind]
-        r.progress = min(others, default=s.clock[kind])
+        r.progress = min(others, default=0)
         if s.options.grouping == "balanced":  # equal progress is to mean the same layer
             stages = len(s.options.layers) + 1
             r.progress = -(-r.progress // stages) * stages
@@ -60,8 +60,6 @@ def finish(s: Scheduler, r: Request, reason: Reason, error: str = "") -> None:
 def end_visit(s: Scheduler, r: Request) -> None:
     """A visit's last part is done: on to the next chunk, or wait for the executor's word."""
     r.progress += 1
-    kind = s.prompting(r)
-    s.clock[kind] = max(s.clock[kind], r.progress)
     r.running = ()
     final = r.final_prompt_chunk(s.options.chunk)
     if r.stage == len(s.options.layers) - 1 and r.chunk < final:

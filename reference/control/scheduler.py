@@ -35,7 +35,7 @@ class Scheduler:
     """The control plane of one engine. Not thread-safe: one owner feeds and asks it."""
 
     __slots__ = (
-        "alike", "apart", "balance", "blocking", "cache", "claims", "clock", "draining", "experts",
+        "alike", "apart", "balance", "blocking", "cache", "claims", "draining", "experts",
         "fails", "floor", "front", "guesses", "kv_free", "last_number", "loads_since_bulk",
         "lockstep", "max_lag", "next_step", "options", "pending", "queue", "routed_order",
         "running", "steps", "steps_since_bulk", "terminal", "warming",
@@ -62,7 +62,6 @@ class Scheduler:
         self.guesses = Guesses()
         self.steps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.terminal: list[Action] = []
-        self.clock = [0, 0]
         layers, guesses = len(options.layers), options.prefetch > 0
         self.balance = Balance(options.slots, layers, self.experts, guesses)
         self.kv_free = options.kv_tokens // options.kv_block
@@ -104,8 +103,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing queued, running, loading or computing, and nothing left to say."""
-        return not (self.queue or self.running or self.steps or self.terminal or self.cache.flying)
+        """Nobody queued or running (a step's requests are), no transfer, nothing left to say."""
+        return not (self.queue or self.running or self.terminal or self.cache.flying)
 
     # -- for the explorer ------------------------------------------------------------------
 
@@ -129,7 +128,6 @@ class Scheduler:
         new.guesses = self.guesses.copy()
         new.steps = self.steps.copy()
         new.terminal = self.terminal[:]
-        new.clock = self.clock[:]
         new.balance = self.balance.copy()
         new.kv_free = self.kv_free
         new.front = self.front
@@ -183,10 +181,9 @@ class Scheduler:
         return ENTRY if stage < 0 else self.options.layers[stage]
 
     def least(self, bulk: bool) -> int:
-        """The least progress among running requests of a class, or where its clock stands."""
+        """The least progress among running requests of a class; of nobody, 0."""
         return min(
-            [r.progress for r in self.running.values() if self.prompting(r) == bulk],
-            default=self.clock[bulk],
+            [r.progress for r in self.running.values() if self.prompting(r) == bulk], default=0
         )
 
     def prompting(self, r: Request) -> bool:
