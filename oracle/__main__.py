@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oracle.cases import case_of, play, read_cases, write_cases
+from oracle.checkers import check_log
 from oracle.explorer import Report, explorer_of
 from oracle.faults import ALL, EQUIVALENT
 from oracle.mutants import Verdict, kill_by_name
 from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
+from oracle.swarm import SWARMS, WIDE, decisions, swarm
 from oracle.walks import WALKS, pin, pinned, walk
 from reference.control.scheduler import Scheduler
 from reference.files.regular import reason
@@ -149,11 +151,18 @@ def walks(args: argparse.Namespace) -> int:
     other = [] if args.pin else [w.seed for w in taken if old.get(w.seed) != w.digest]
     for w in faulty:
         _err(f"walk {w.seed}: {w.fault}")
-    if args.pin and not faulty:
-        pin(taken)
+    logs = [swarm(WIDE + i) for i in range(SWARMS)]
+    wrong = [i for i, log in enumerate(logs) if check_log(log)]
+    found = [decisions(log) for log in logs]
+    before = found if args.pin else pinned("swarms")
+    astray = [i for i in range(SWARMS) if before[i : i + 1] != found[i : i + 1]]
+    if args.pin and not faulty and not wrong:
+        pin(taken, found)
     _err(f"{len(taken)} walks, {sum(w.steps for w in taken)} steps, {len(faulty)} with a fault, "
-         f"{len(other)} decide otherwise than pinned {other[:5] or ''}")  # fmt: skip
-    return 1 if faulty or other else 0
+         f"{len(other)} decide otherwise than pinned {other[:5] or ''}\n"
+         f"{SWARMS} wide runs, {sum(map(len, logs))} records, {len(wrong)} with a fault, "
+         f"{len(astray)} decide otherwise than pinned {astray[:5] or ''}")  # fmt: skip
+    return 1 if faulty or other or wrong or astray else 0
 
 
 def _each(work: Callable[[X], Y], items: list[X], jobs: int) -> Iterator[Y]:

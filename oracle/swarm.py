@@ -2,15 +2,24 @@
 
 Everything is drawn from the seed: options, requests, costs, and how often what goes wrong (reads
 that fail, writes that land late, cancels, a drain). The verdict is that of the log checkers.
+
+Runs from WIDE on have layers and slots by the dozen, requests that go on for a while, and guesses:
+there counts grow, layers trade slots, and times decide who goes apart. The digest of all that such
+a run decides is pinned (walks.json), as the decisions of walks are.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from oracle.rigs import EXPERT_BYTES, Records
 from reference.control import Scheduler
+from reference.prediction import simulated
+from reference.prediction.listener import Listener, Predicting
 from reference.simulator.costs import CostModel
 from reference.simulator.loop import Fault, VirtualLoop
 from reference.simulator.routes import RoutedExecutor, random_routes
@@ -23,6 +32,9 @@ from reference.vocab.options import (
     SCHEDULERS,
     ControlOptions,
 )
+
+WIDE, SWARMS = 1_000_000, 160
+"""The first of the larger runs, and how many of them are pinned."""
 
 
 class _Failing(RoutedExecutor):
@@ -62,13 +74,41 @@ def draw_options(rng: random.Random) -> ControlOptions:
     )
 
 
-def swarm(seed: int) -> list[dict[str, Any]]:
+def draw_wide(rng: random.Random) -> ControlOptions:
+    """The same with more of everything. Each eviction and scheduler comes up in turn."""
+    top_k = rng.randint(1, 4)
+    experts, layers = rng.randint(max(4, top_k), 32), rng.randint(1, 5)
+    o = replace(
+        draw_options(rng),
+        layers=tuple(sorted(rng.sample(range(12), layers))),
+        experts=experts,
+        top_k=top_k,
+        slots=rng.randint(max(top_k, layers * experts // 4), layers * experts),
+        max_lag=rng.choice((0, 0, 2, 9)),
+        kv_tokens=1024,
+        eviction=rng.choice(EVICTIONS),
+        grouping=rng.choice((*SCHEDULERS, "interleaved", "balanced")),
+    )
+    ahead = 0 if o.grouping == "lockstep-blocking" else rng.choice((0, 1, top_k, 2 * top_k))
+    return replace(o, prefetch=ahead, prefetch_loads=rng.choice((0, 1, 2)))
+
+
+def decisions(records: list[dict[str, Any]]) -> str:
+    """A digest of all that was decided, in order, without times."""
+    sums = blake2b(digest_size=8)
+    for record in records:
+        if "action" in record:
+            sums.update(repr({k: v for k, v in record.items() if k != "t"}).encode())
+    return sums.hexdigest()
+
+
+def swarm(seed: int, make: Callable[..., Any] = Scheduler) -> list[dict[str, Any]]:
     """The records of one run. The same seed gives the same log."""
-    rng = random.Random(seed)
-    options = draw_options(rng)
+    rng, wide = random.Random(seed), seed >= WIDE
+    options = draw_wide(rng) if wide else draw_options(rng)
+    lengths = (1, 4, 12, 60) if wide else (0, 1, 2, 5, 9)
     shapes = [
-        (rng.choice((1, 1, 2, 5, 9, 20)), rng.choice((0, 1, 2, 5, 9)))
-        for _ in range(rng.randint(1, 12))
+        (rng.choice((1, 1, 2, 5, 9, 20)), rng.choice(lengths)) for _ in range(rng.randint(1, 12))
     ]
     routes = random_routes(options.experts, options.top_k, seed, rng.choice((0.0, 1.0)))
     executor = _Failing(
@@ -85,7 +125,9 @@ def swarm(seed: int) -> list[dict[str, Any]]:
         rng.randint(1, 60): Fault("late", late_s=rng.choice((None, 1e-4, 1e-2)))
         for _ in range(rng.choice((0, 0, 3, 10)))
     }
-    loop = VirtualLoop(Scheduler(options), executor, EXPERT_BYTES, costs, log, faults)
+    said = simulated(rng.choice(("0.6", "0.9")), options, executor.truth) if wide else None
+    told = Predicting(executor, Listener(said, options)) if said and options.prefetch else executor
+    loop = VirtualLoop(make(options), told, EXPERT_BYTES, costs, log, faults)
     time = 0.0
     for number, (prompt, new) in enumerate(shapes):
         time += rng.choice((0.0, 0.0, 1e-4, 2e-3))

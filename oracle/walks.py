@@ -134,12 +134,12 @@ def _ask(node: Node, rng: random.Random, sums: blake2b) -> Fault | None:
     return obey(node.w, actions, channels, lanes)
 
 
-def pinned() -> list[str]:
-    """The digests of the walks with the seeds 0, 1, 2, ..."""
-    return json.loads(FILE.read_text(encoding="utf-8"))["walks"] if FILE.exists() else []
+def pinned(kind: str = "walks") -> list[str]:
+    """The digests of the walks with the seeds 0, 1, 2, ...; or of the `swarms`, WIDE on."""
+    return json.loads(FILE.read_text(encoding="utf-8")).get(kind, []) if FILE.exists() else []
 
 
-def pin(walks: list[Walk]) -> None:
-    """Write the digests of these walks, in order."""
-    text = json.dumps({"walks": [w.digest for w in walks]}, indent=0)
+def pin(walks: list[Walk], swarms: list[str]) -> None:
+    """Write these digests, in order."""
+    text = json.dumps({"walks": [w.digest for w in walks], "swarms": swarms}, indent=0)
     FILE.write_text(text + "\n", encoding="utf-8")

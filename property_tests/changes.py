@@ -157,6 +157,8 @@ def _silent(node: ast.AST) -> Iterator[ast.AST]:
         yield from (n for n in ast.walk(node) if n is not node)
     if _slots(node):
         yield from ast.walk(node)
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: it asserts, no more
+        yield from ast.walk(node)
     if isinstance(node, ast.ClassDef):
         for decorator in node.decorator_list:
             yield from ast.walk(decorator)

@@ -101,6 +101,21 @@ def walks(count: int) -> Judge:
     return judge
 
 
+def swarms(count: int) -> Judge:
+    """Wide runs in virtual time, and their decisions against the pinned ones."""
+
+    def judge() -> str:
+        from oracle.swarm import WIDE, decisions, swarm
+        from oracle.walks import pinned
+
+        for i, digest in enumerate(pinned("swarms")[:count]):
+            if decisions(swarm(WIDE + i)) != digest:
+                return f"decisions of wide run {i}"
+        return ""
+
+    return judge
+
+
 def schedules(runs: int, seeds: int) -> Judge:
     """Randomised schedules, and random runs in virtual time."""
 
@@ -154,16 +169,20 @@ LONG = (
     "or seeded_fault"
 )
 """Tests of control that take a second or more, or change modules themselves."""
-BY_HAND = ("test_control_edges.py", "test_control.py", "test_eviction.py", "test_prefetch.py")
+BY_HAND = (
+    "test_control_edges.py", "test_control_corners.py", "test_control.py", "test_eviction.py",
+    "test_prefetch.py",
+)
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "control": (CONTROL, (
         Stage("tiny scopes", scopes(0, 700), 5),
         Stage("walks", walks(600), 8),
+        Stage("wide runs", swarms(160), 12),
         Stage("quick tests", files(*BY_HAND, only=f"not ({LONG})"), 20),
         Stage("machines", files("test_machines.py", only="lists_say or books_say"), 40),
         Stage("small scopes", scopes(700, 6_000), 60),
         Stage("schedules", schedules(100, 60), 60),
-        Stage("long tests", files(*BY_HAND, only=LONG), 120),
+        Stage("long tests", files("test_control.py", only=LONG), 120),
         Stage("larger scopes", scopes(6_000, 42_000), 400),
     )),
     "tiers": (TIERS, (Stage("tests", files("test_tiers.py"), 150),)),

@@ -217,6 +217,8 @@ def test_the_score_of_micro_queues_by_hand() -> None:
     assert layer([0, 3], [4]) == [3], "4 is one layer on from 3, four from 0"
     # One at 5 sees those at the entry next, those at 0 after them: around, past the last layer.
     assert layer([5, 2], [-1, -1]) == [5]
+    # 5: the entry is one on, with two (0.8), then 1 and 2 (0.46); 1: 2, 3 and 5 (0.92).
+    assert layer([5, 1], [-1, -1, 3, 2]) == [5]
     # 3: two, and 0 is four on, 2.20. 0: one, the two at 3 (0.512) and who comes next, 0.4 each.
     assert layer([0, 3, 3], [1]) == [3]
     assert layer([0, 3, 3], [1, 1]) == [0]

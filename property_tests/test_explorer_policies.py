@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,11 +15,13 @@ from oracle import cases
 from oracle.__main__ import main
 from oracle.any_policy import AnyPolicy
 from oracle.bypass import BOUNDS, bypass
+from oracle.checkers import check_log
 from oracle.explorer import Explorer, explorer_of
 from oracle.faults import CONTROL_MUTANTS
 from oracle.patching import Mutant, mutated
 from oracle.pct import WORLDS, Tally, pct
 from oracle.scopes import SCOPES
+from oracle.swarm import SWARMS, WIDE, decisions, swarm
 from oracle.transitions import replay_node, steps
 from oracle.walks import WALKS, draw_world, pinned, walk
 from reference.vocab.options import EVICTIONS, FETCH_ORDERS, READINESS, SCHEDULERS
@@ -146,6 +149,34 @@ def test_random_walks_decide_as_pinned() -> None:
     assert [w for w in taken if w.fault is not None] == []
     assert [w.seed for w, digest in zip(taken, pinned(), strict=True) if w.digest != digest] == []
     assert sum(w.steps for w in taken) > 40_000
+
+
+@pytest.mark.rule("SCHED-13", "CACHE-10", "CACHE-11", "CACHE-12", "CACHE-13", "CACHE-14")
+def test_wide_runs_decide_as_pinned() -> None:
+    """Layers and slots by the dozen, times that count, guesses: no log breaks a property, and no
+    decision is another one than before."""
+    logs = [swarm(WIDE + i) for i in range(SWARMS)]
+    assert [i for i, log in enumerate(logs) if check_log(log)] == []
+    assert [i for i, (log, digest) in enumerate(zip(logs, pinned("swarms"), strict=True))
+            if decisions(log) != digest] == []  # fmt: skip
+    heads = [log[0]["options"] for log in logs]
+    assert {(h["grouping"], h["eviction"]) for h in heads} >= {
+        ("balanced", "frequency"), ("balanced", "adaptive"), ("interleaved", "adaptive"),
+    }  # fmt: skip
+    assert sum(h["prefetch"] > 0 for h in heads) > SWARMS // 3
+    assert sum(map(len, logs)) > 100_000
+
+
+def test_wide_runs_find_what_takes_time_to_show() -> None:
+    """Nothing of this is seen in the small worlds."""
+    for module, old, new in (
+        ("reference.control.balance", "self.computing //= 2", "pass"),
+        ("reference.control.eviction_frequency", "self.passes = 0\n            for", "for"),
+    ):
+        with mutated(Mutant("slow", module, old, new, "")) as changed:
+            scheduler = sys.modules[f"{changed.__name__.rsplit('.', 1)[0]}.scheduler"]
+            found = [decisions(swarm(WIDE + i, scheduler.Scheduler)) for i in range(SWARMS)]
+        assert any(a != b for a, b in zip(found, pinned("swarms"), strict=True)), old
 
 
 def test_walks_are_drawn_over_all_that_ships() -> None:

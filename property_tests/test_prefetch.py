@@ -122,7 +122,7 @@ def test_malformed_predictions_break_the_protocol() -> None:
 
 @pytest.mark.rule("PREFETCH-1")
 def test_blocking_guesses_nothing_and_says_so() -> None:
-    with pytest.raises(BadInput, match="prefetch: 2; lockstep-blocking .* balanced, micro-queues"):
+    with pytest.raises(BadInput, match=r"prefetch: 2; lockstep-blocking .* balanced, micro-queues"):
         Scheduler(BASE.with_(grouping="lockstep-blocking", prefetch=2))
 
 
