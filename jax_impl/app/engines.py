@@ -14,6 +14,9 @@ from reference.vocab.errors import BadInput, Unsupported
 from reference.vocab.options import EVICTIONS, PREFETCHERS, READINESS, SCHEDULERS
 
 ENGINES = ("jax", "reference")
+SCHEDULER, CACHE = "balanced", "frequency"
+"""What commands take unless told otherwise: what served most tokens a second wherever all were
+measured (docs/schedulers.md). From Python the defaults are the paper's."""
 
 NAMES: dict[str, str] = {
     "memory": "--memory", "host_memory": "--host-memory", "scheduler": "--scheduler",
@@ -68,12 +71,13 @@ def arguments(parser: argparse.ArgumentParser, *, vary: bool = False) -> None:
                        help="bytes of host memory between disk and device; --memory is then the "
                             "device's (jax; default: no such tier)")
     if not vary:
-        group.add_argument("--scheduler", **one_of(SCHEDULERS),
-                           help="which ready visits run together")
+        group.add_argument("--scheduler", **one_of(SCHEDULERS), default=SCHEDULER,
+                           help=f"which ready visits run together (default: {SCHEDULER})")
         group.add_argument("--readiness", **one_of(READINESS),
                            help="visit: a visit runs when all its experts are there; "
                                 "expert: each expert's tokens run as soon as it is")
-        group.add_argument("--cache", **one_of(EVICTIONS), help="which expert goes first")
+        group.add_argument("--cache", **one_of(EVICTIONS), default=CACHE,
+                           help=f"which expert goes first (default: {CACHE})")
         group.add_argument("--prefetch", "--predict", **one_of(PREFETCHERS),
                            help="what guesses experts, to be read while nothing that was named is")
         group.add_argument("--prefetch-experts", type=positive, metavar="N",

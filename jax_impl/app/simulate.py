@@ -51,8 +51,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=engines.positive, default=8, metavar="N",
                         help="requests that are always there (default: 8)")
     parser.add_argument("--scheduler", **engines.one_of(SCHEDULERS), action="append",
-                        help="may be given several times (default: interleaved)")
-    parser.add_argument("--cache", **engines.one_of(EVICTIONS), default="per-layer")
+                        help=f"may be given several times (default: {engines.SCHEDULER})")
+    parser.add_argument("--cache", **engines.one_of(EVICTIONS), default=engines.CACHE)
     parser.add_argument("--readiness", **engines.one_of(READINESS), default="visit")
     parser.add_argument("--predict", metavar="WHO", default="none",
                         help="activation, layer, or an oracle that is right so often: 0.8")
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
-        for scheduler in args.scheduler or ["interleaved"]:
+        for scheduler in args.scheduler or [engines.SCHEDULER]:
             most = max(args.requests, 32) if arrivals else args.requests
             guesses = {"prefetch": model.top_k} if args.predict != "none" else {}
             options = control(model, args.share, most, grouping=scheduler, eviction=args.cache,
