@@ -6,7 +6,7 @@ judges each change of the group (GROUPS) in a process of its own, in which the m
 change under its own name. Judges come in stages, the cheapest first; what none of them notices
 lives. OUT gets one JSON object a line: name, killed_by ("" for one that lives), stage, seconds;
 changes that it has already are not judged again, but with --again those that live. The unchanged
-module is judged first: it is an error when it is blamed. The order is drawn from the seed, so any
+modules are judged first (of a sample the first drawn one alone): it is an error when one is blamed. The order is drawn from the seed, so any
 first part is a sample.
 Survivors are explained in specs/mutation-control.md and specs/mutation-jax.md.
 """
@@ -312,7 +312,8 @@ def main() -> None:
              if record["killed_by"] or not args.again}  # fmt: skip
     drawn = [c for c in sample(modules, args.seed)[: args.count] if c.name not in known]
     preload()
-    for module in modules:
+    whole = args.count is None
+    for module in modules if whole else sorted({c.module for c in drawn[:1]}):
         if any(blamed := judge(Unchanged(module), stages)):
             parser.error(f"the unchanged {module} is blamed: {blamed}")
 

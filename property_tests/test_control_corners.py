@@ -29,7 +29,7 @@ def test_more_events_that_fit_no_state() -> None:
     s = Scheduler(BASE.with_(layers=(0,)))
     entry = step(say(s, Arrived(0, 1, 4)))
     say(s, Computed(entry))
-    for token in ((0, 1, 2), (0,), (0, 0), (-1, 0), (0, 4)):
+    for token in ((0, 1, 2), (0, 1, 1), (0,), (0, 0), (-1, 0), (0, 4)):
         with pytest.raises(IllegalEvent):
             s.handle(Routed(Visit(0, 0, 0), (token,)))
     s.handle(Routed(Visit(0, 0, 0), ((0, 1),)))
@@ -109,6 +109,8 @@ def test_the_heaviest_guess_and_one_that_is_taken_back() -> None:
     assert s.guesses.of == {0: {(0, 1): ((4 + 2, 1_000_000),), (1, 0): ((3, 500),)}}
     s.handle(Predicted(Visit(0, 0, 1), ((2, 0.0),)))
     assert s.guesses.of == {0: {(1, 0): ((3, 500),)}}
+    s.handle(Predicted(Visit(0, 1, 0), ((3, 0.0),)))
+    assert s.guesses.of == {}
 
 
 @pytest.mark.rule("SCHED-13")
@@ -209,3 +211,65 @@ def test_a_warm_slot_that_comes_free_is_filled() -> None:
     assert isinstance(three, Load) and three.key == (1, 3) and three.guess
     say(s, Arrived(0, 1, 1))
     assert not say(s, LoadFailed(three.ticket, "EIO"), channels=1)
+
+
+def prompt_and_others(s: Scheduler, *decoding: int) -> None:
+    """Request 0 is a prompt of four tokens, the others of one; all at the entry, and past it."""
+    s.handle(Arrived(0, 4, 4))
+    for number in decoding:
+        s.handle(Arrived(number, 1, 4))
+    first = step(say(s))
+    say(s, Computed(step(say(s, Computed(first)))))
+
+
+PROMPT = Routed(Visit(0, 0, 0), ((4, 5),) * 4)
+
+
+@pytest.mark.rule("SCHED-2", "FETCH-4")
+def test_a_load_for_a_prompt_holds_nobody_back_who_lacks_nothing() -> None:
+    s = Scheduler(BASE.with_(layers=(0,), experts=6, warm=((0, 0), (0, 1))))
+    for a in say(s, channels=2):
+        assert isinstance(a, Load)
+        s.handle(Loaded(a.ticket))
+    prompt_and_others(s, 1)
+    s.handle(PROMPT)
+    told = say(s, Routed(Visit(1, 0, 0), ((0, 1),)), channels=1)
+    assert load(told).key == (0, 4)
+    assert [p.visit.request for a in told if isinstance(a, Compute) for p in a.parts] == [1]
+
+
+@pytest.mark.rule("SCHED-8", "FETCH-4")
+def test_a_prompt_that_finds_no_room_holds_claims_back() -> None:
+    """Two requests hold all slots. The prompt is the only one that lacks anything, and its share is
+    not used up; until it finds room nobody claims, not even what is there."""
+    s = Scheduler(BASE.with_(layers=(0,), experts=6))
+    prompt_and_others(s, 1, 2, 3)
+    s.handle(Routed(Visit(1, 0, 0), ((0, 1),)))
+    loads = [a.ticket for a in say(s, Routed(Visit(2, 0, 0), ((2, 3),)), channels=4)
+             if isinstance(a, Load)]  # fmt: skip
+    s.handle(Loaded(loads[0]))
+    say(s, Loaded(loads[1]), channels=2)
+    assert len(s.steps) == 1 and s.running[2].claimed
+    s.handle(PROMPT)
+    told = say(s, Routed(Visit(3, 0, 0), ((0, 1),)), channels=2)
+    assert told == [] and not s.running[3].claimed
+
+
+@pytest.mark.rule("FETCH-4", "CACHE-3")
+def test_a_prompt_does_not_take_the_slot_that_is_promised() -> None:
+    """Two slots: a claim has one load under way, and the other slot is promised. It is the
+    prompts' turn all the same."""
+    s = Scheduler(BASE.with_(layers=(0,), experts=6, slots=2, bulk_every=1))
+    prompt_and_others(s, 1)
+    assert load(say(s, Routed(Visit(1, 0, 0), ((2, 3),)), channels=1)).key == (0, 2)
+    assert s.pending == [3]
+    assert load(say(s, PROMPT, channels=1)).key == (0, 3)
+
+
+@pytest.mark.rule("CACHE-13")
+def test_nobody_trades_with_itself() -> None:
+    policy = ExpertCache(8, 2, 6, "adaptive").policy
+    policy.gain, policy.loss = [20, 0], [0, 5]  # type: ignore[attr-defined]
+    policy.past[0][3] = None  # type: ignore[attr-defined]
+    policy.named(3, -1, True)
+    assert policy.shares == [5, 3] and policy.gain == [5, 0]  # type: ignore[attr-defined]

@@ -146,6 +146,17 @@ def test_nothing_counts_for_ever(name: str) -> None:
             assert max(policy.count) < 16
 
 
+@pytest.mark.rule("CACHE-12")
+def test_how_far_a_pass_is_belongs_to_the_state() -> None:
+    policy = eviction_counts.POLICIES["least-stale"](4, 2, 6)
+    assert policy.extra() == (0,)
+    policy.entered(2, 3)
+    assert policy.extra() == (2,) == policy.copy().extra()
+    policy.entered(1, 3)
+    assert policy.extra() == (0,)
+    assert eviction_counts.POLICIES["per-layer"](4, 2, 6).extra() == ()
+
+
 FAULTS = {
     "counts-are-not-halved": (COUNTS, "self.count[code] >= self.LIMIT", "False", "lfu"),
     "classes-are-not-halved": (EVICT, "n // 2)  # FADED", "n)  # FADED", "lfru"),

@@ -388,7 +388,8 @@ def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
 @pytest.mark.rule("GRID-6")
 def test_ratios_are_over_the_best_of_their_kind() -> None:
     c = grid_report.ratios(made_cell(
-        ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13, informed=16,
+        ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
+        informed=16,
         on_demand_blocking_global=3, on_demand_overlapped_layer=6, lockstep_lfru=8, layerscope=10,
         layerscope_layer=7, mixtral_offloading=5, micro_queues=2,
     ))  # fmt: skip

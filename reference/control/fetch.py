@@ -109,8 +109,7 @@ def _count_turn(s: Scheduler, bulk: bool) -> None:
 
 def _bulk_turn(s: Scheduler) -> bool:
     return (
-        not s.lockstep
-        and s.loads_since_bulk >= s.options.bulk_every - 1
+        s.loads_since_bulk >= s.options.bulk_every - 1
         and any(r.bulk and _task(s, r) is not None for r in _waiting(s))
         and _bulk_in_use(s) < s.bulk_cap()
     )

@@ -189,8 +189,6 @@ def _start(s: Scheduler, actions: list[Action], chosen: list[Ready]) -> None:
             for code in codes:
                 if code not in slots:
                     slots[code] = cache.read(code, r.bulk, promote)
-                elif not r.bulk:
-                    cache.bulk.pop(slots[code], None)
         if r.claimed:
             cache.hold(codes, -1)
             r.claimed = False
