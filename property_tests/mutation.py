@@ -6,8 +6,8 @@ judges each change of the group (GROUPS) in a process of its own, in which the m
 change under its own name. Judges come in stages, the cheapest first; what none of them notices
 lives. OUT gets one JSON object a line: name, killed_by ("" for one that lives), stage, seconds;
 changes that it has already are not judged again, but with --again those that live. The unchanged
-modules are judged first (of a sample the first drawn one alone): it is an error when one is blamed. The order is drawn from the seed, so any
-first part is a sample.
+modules are judged first (of a sample the first drawn one alone): it is an error when one is blamed.
+The order is drawn from the seed, so any first part is a sample.
 Survivors are explained in specs/mutation-control.md and specs/mutation-jax.md.
 """
 
@@ -193,6 +193,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     )),
     "transfer": (TRANSFER, (
         Stage("transfer", files("test_transfer.py"), 60),
+        Stage("tiers", files("test_tiers.py"), 150),
         Stage("machine", files("test_machines.py", only="engine"), 200),
         Stage("faults", files("test_engine_faults.py", "test_engine_memory.py"), 300),
     )),
