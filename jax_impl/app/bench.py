@@ -35,6 +35,11 @@ WORDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Engine options that a word of a scheduler's specification may set, with the words."""
 
+COMPARED = (
+    f"{engines.SCHEDULER}/{engines.CACHE},interleaved,lockstep,lockstep-blocking/global"
+)
+"""What covey run takes, the paper's mode, the strong baseline and the ordinary way."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `covey bench`."""
@@ -44,10 +49,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"budgets for routed experts (default: {BUDGETS})".replace("%", "%%"))
     parser.add_argument("--requests", metavar="N,...", type=counts, default=CROWDS,
                         help=f"requests at a time (default: {CROWDS})")
-    parser.add_argument("--schedulers", metavar="S,...", default=",".join(SCHEDULERS),
+    parser.add_argument("--schedulers", metavar="S,...", default=COMPARED,
                         help="what is compared, each as SCHEDULER[/WORD...] with the words of "
                              "covey run's --scheduler, --cache, --readiness and --prefetch: "
-                             f"lockstep/global (default: {','.join(SCHEDULERS)})")
+                             f"lockstep/global (default: {COMPARED})")
     parser.add_argument("--compute", **engines.one_of(("f32", "bf16")), default="f32",
                         help="precision of matrix products (default: f32)")
     parser.add_argument("--prompt-tokens", metavar="N", type=engines.positive, default=PROMPT,
