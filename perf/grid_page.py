@@ -112,7 +112,7 @@ def by_size(found: Found) -> str:
                "ours_over_best_per_layer_overlapped")  # fmt: skip
     lines = [_row("", "over on demand", "over the best predictive", "over per-layer", "cells"),
              "|---|---|---|---|---|"]  # fmt: skip
-    for field, said in (("requests", "{} requests"), ("cache_share", "{:.1%} cached")):
+    for field, said in (("requests", "{} at a time"), ("cache_share", "{:.1%} cached")):
         for value in sorted({c[field] for c in found["cells"]}):
             among = [c for c in found["cells"] if c[field] == value]
             told = [_spread([c[k] for c in among if c.get(k)]) for k in columns]

@@ -464,7 +464,7 @@ def test_the_page_is_made_from_a_result() -> None:
     assert "commit c0ffee" in filled_in and "**not met**" in filled_in
     assert "| p | m | bf16 | 0.5 | 8 | 3.0 | - | 1.200 | 3.000 | 1.200 | - |" in filled_in
     assert "| layerscope | 0.5 | 0.90 | 0.40 | 1 |" in filled_in
-    assert "| 8 requests | - | 1.20 (1.20 to 1.20) | 3.00 (3.00 to 3.00) | 1 |" in filled_in
+    assert "| 8 at a time | - | 1.20 (1.20 to 1.20) | 3.00 (3.00 to 3.00) | 1 |" in filled_in
     assert "| `ours` | 80% | 50% | 40% | 80% |" in filled_in
     assert "| m | - | - | 2.00 (2.00 to 2.00) | - | - | 1 |" in filled_in
     assert grid_page.fill(filled_in, found) == filled_in
