@@ -68,7 +68,6 @@ class Books:
         self.draining = False
         self.newest = 0
         self.named = 0
-        self.clock = {True: 0, False: 0}
         self.front: tuple[int, list[tuple[Text, int]]] = (-1, [])
         """Lock-step: where the last step was, and who stood there with which chunk."""
         self.lag = options.max_lag or 4 * (len(options.layers) + 1)  # SCHED-7
@@ -185,9 +184,7 @@ class Books:
             if number in failed:
                 t.why.add("error")
             elif t.last and not t.why:
-                kind = self.kind(t)
                 t.progress += 1
-                self.clock[kind] = max(self.clock[kind], t.progress)
                 if t.place == len(self.o.layers) - 1 and not self.final(t):
                     self._open(t)
 
@@ -200,7 +197,7 @@ class Books:
     def _enter(self, t: Text) -> None:
         """SCHED-6."""
         others = [o.progress for o in self.live() if o is not t and self.kind(o) == self.kind(t)]
-        t.progress = min(others, default=self.clock[self.kind(t)])
+        t.progress = min(others, default=0)
         if self.o.grouping == "balanced":
             while t.progress % (len(self.o.layers) + 1):
                 t.progress += 1

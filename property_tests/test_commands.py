@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,7 @@ def test_a_signal_leaves_no_half_written_file(
         [sys.executable, "-m", "jax_impl.app.main", *words.split(), "--json",
          str(tmp_path / "out.json")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL),  # under nohup it is ignored
     )  # fmt: skip
     try:
         end = time.monotonic() + 60
@@ -381,6 +383,26 @@ def test_a_signal_leaves_no_half_written_file(
     assert process.returncode == 130
     assert told == f"covey {words.split()[0]}: interrupted\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.rule("APP-5")
+def test_a_signal_that_comes_where_nothing_can_be_raised_is_not_lost() -> None:
+    code = """
+import os, signal, time
+from jax_impl.app.signals import ending_as_ctrl_c
+class Closing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+try:
+    with ending_as_ctrl_c():
+        Closing()
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted", signal.getitimer(signal.ITIMER_REAL))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("interrupted (0.0, 0.0)\n", "")
 
 
 @pytest.mark.rule("APP-5")

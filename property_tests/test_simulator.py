@@ -403,7 +403,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = models.load("olmoe-1b-7b")
     for name, got in json.loads((tmp_path / "out").read_text())["schedulers"].items():
         same = simulate(platforms.load("jetson-thor"), model, routes_for(model),
-                        control(model, 0.4, 2, grouping=name), requests=2, tokens=16, warm_up=4)
+                        control(model, 0.4, 2, grouping=name, eviction="frequency"),
+                        requests=2, tokens=16, warm_up=4)  # fmt: skip
         assert got["tokens_per_s"] == same.tokens_per_s
         assert f"{name}: {same.tokens_per_s:.2f} tokens/s" in told
     assert main([*base[:1], "--model", "demo", "--tokens", "16", "--predict", "0.8"]) == 0

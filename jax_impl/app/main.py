@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import io
 import os
@@ -101,7 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
+        if argv is None:
+            atexit.register(_end_at_once)
         return INTERRUPTED
+
+
+def _end_at_once() -> None:
+    """The end of an interrupted process. A thread may be in the midst of a step, in compiled code
+    that does not survive the interpreter; nothing is left to be written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _any_stream_will_do() -> None:

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 0.05
 
 
 @contextmanager
 def ending_as_ctrl_c() -> Iterator[None]:
     """While entered, what would end the process at once raises KeyboardInterrupt, so that files
     half written and processes begun go too. What is ignored (nohup) or handled stays so; outside
-    the main thread nothing changes."""
+    the main thread nothing changes. Raised where exceptions are ignored (a callback of the garbage
+    collector, say), by whatever signal, it is raised again a moment later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, _raise)
+    for number in (*ENDING, signal.SIGALRM):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, _raise)
+    told = sys.unraisablehook
+
+    def ignored(lost: Any) -> None:
+        if lost.exc_type is KeyboardInterrupt and signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            told(lost)
+
+    sys.unraisablehook = ignored
     try:
         yield
     finally:
+        sys.unraisablehook = told
+        if signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
