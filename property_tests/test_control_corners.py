@@ -256,7 +256,7 @@ def test_a_prompt_that_finds_no_room_holds_claims_back() -> None:
 
 
 @pytest.mark.rule("FETCH-4", "CACHE-3")
-def test_a_prompt_does_not_take_the_slot_that_is_promised() -> None:
+def test_the_slot_that_is_promised_is_not_for_prompts() -> None:
     """Two slots: a claim has one load under way, and the other slot is promised. It is the
     prompts' turn all the same."""
     s = Scheduler(BASE.with_(layers=(0,), experts=6, slots=2, bulk_every=1))

@@ -15,8 +15,8 @@ from reference.vocab.options import EVICTIONS, PREFETCHERS, READINESS, SCHEDULER
 
 ENGINES = ("jax", "reference")
 SCHEDULER, CACHE = "balanced", "frequency"
-"""What commands take unless told otherwise: what served most tokens a second wherever all were
-measured (docs/schedulers.md). From Python the defaults are the paper's."""
+"""What commands take unless told otherwise: the fastest of this project's own in most of what was
+measured; lock-step is ahead in some (docs/schedulers.md). From Python: the paper's."""
 
 NAMES: dict[str, str] = {
     "memory": "--memory", "host_memory": "--host-memory", "scheduler": "--scheduler",
