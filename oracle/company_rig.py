@@ -40,6 +40,7 @@ C = Request("c", (11, 12, 13, 14, 15), 3)
 CANCELLED, POISONED = Request("x", (21, 22), 9), Request("d", (POISON, 2), 3)
 OPTIONS = ControlOptions(
     layers=(0, 1, 2), experts=6, top_k=2, slots=8, chunk=2, max_rows=8, kv_block=4, kv_tokens=256,
+    max_lag=1,
 )  # fmt: skip
 SHAPES = tuple((1 + n % 3, 2 + n % 4) for n in range(12))
 

@@ -293,6 +293,13 @@ CONTROL_MUTANTS: tuple[Mutant, ...] = (
         "_start.turn = getattr(_start, 'turn', 0) + 1; stage = layers[_start.turn % len(layers)]",
         "S16",
     ),
+    _m(
+        "no-lag-bound",
+        "reference.control.scheduler",
+        "return r.bulk or r.progress - self.floor < self.max_lag",
+        "return True",
+        "L4",
+    ),
     _m("kv-not-returned", LIFE, "s.kv_free += r.blocks", "pass", "L1", "kv-k1"),
     _m(
         "fetch-waits-for-compute",

@@ -201,6 +201,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
         Stage("executors", files("test_executors.py"), 200),
         Stage("engine", files("test_engine.py", "test_engine_edges.py"), 300),
         Stage("faults", files("test_engine_faults.py", "test_engine_memory.py"), 300),
+        Stage("callers", files("test_callers.py", "test_residency.py",
+                               "test_prediction_engines.py"), 300),
     )),
 }  # fmt: skip
 """Group -> modules, and who judges them."""

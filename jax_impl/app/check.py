@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     status = 0
     for name, log in logs.items():
         status = max(status, judge(log, name, complete=not args.incomplete, outputs=rows))
-    return max(status, compare(logs)) if len(args.events) > 1 else status
+    if len(args.events) > 1:
+        status = max(status, compare(logs))
+    weigh(logs)
+    return status
 
 
 def outputs_of(path: Path) -> list[dict[str, Any]]:
@@ -136,6 +139,15 @@ def compare(logs: Mapping[str, Log]) -> int:
     if free:
         print(f"S16 not judged for {', '.join(free)}: no grouping of ours is claimed")
     return 0
+
+
+def weigh(logs: Mapping[str, Log]) -> None:
+    """Prints which situations occur in the logs, so that a clean verdict can be weighed (L8)."""
+    from oracle.checkers.situations import SITUATIONS, not_seen
+
+    missing = not_seen(logs.values())
+    never = f"; never: {', '.join(missing)}" if missing else ""
+    print(f"{len(SITUATIONS) - len(missing)} of {len(SITUATIONS)} situations occur (L8){never}")
 
 
 def judge_again(log: Log, name: str) -> int:

@@ -20,6 +20,7 @@ from oracle.checkers.company import Book, check_s12, check_s13, kin
 from oracle.checkers.ends import check_l6, check_l7
 from oracle.checkers.order import check_s10
 from oracle.checkers.outputs import check_outputs
+from oracle.checkers.progress import check_l1, check_l2, check_l4
 from oracle.checkers.records import LogView, Violation, read_head, view
 from oracle.checkers.repeat import check_repeat
 from oracle.checkers.requests import check_s1, check_s2
@@ -49,7 +50,10 @@ CHECKS: dict[str, Callable[[LogView], Iterator[Violation]]] = {
     "S13": check_s13,
     "S14": check_s14,
     "S15": check_s15,
+    "L1": check_l1,
+    "L2": check_l2,
     "L3": check_l3,
+    "L4": check_l4,
     "L5": check_l5,
     "L6": check_l6,
     "L7": check_l7,

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from oracle.checkers.records import Head
 
 WHOLE: Mapping[str, tuple[str, ...]] = {
+    "L1": ("grouping",),
     "L3": ("grouping", "readiness", "max_lag", "max_running", "kv_tokens", "retries"),
+    "L4": ("grouping", "max_lag"),
     "L5": ("kv_tokens",),
 }
-"""The options without which a property says nothing. L3 is what our groupings promise."""
+"""The options without which a property says nothing. L3 and L4 are what our groupings
+promise; L1 is not asked of a scheduler that may have a clock."""
 
 PARTS: tuple[tuple[str, str, str], ...] = (
     ("S2", "order of admission", "grouping"),

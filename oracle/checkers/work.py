@@ -32,8 +32,8 @@ class _Request:
         """Visits of one row that it has ended: its progress is never further ahead than that."""
 
 
-class _Board:
-    """The state that an ask is judged on, moved by every line."""
+class Board:
+    """Where every request, load and step stands, moved by every line."""
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -60,6 +60,15 @@ class _Board:
     def running(self) -> list[_Request]:
         """Admitted and not over."""
         return [r for r in self.requests.values() if r.stage not in ("queued", "over")]
+
+    def waiting(self) -> list[int]:
+        """Numbers of those that arrived and are not over."""
+        return [n for n, r in self.requests.items() if r.stage != "over"]
+
+    def moving(self) -> bool:
+        """Something is in flight: a load, a write that was given up, a step or an owed result."""
+        owed = any(r.stage == "owed" for r in self.requests.values())
+        return bool(self.loading or self.undrained or self.steps or owed)
 
     def see(self, line: Line) -> None:
         """Take in one event or action."""
@@ -180,7 +189,7 @@ class _Board:
 
 def check_l3(log: LogView) -> Iterator[Violation]:
     """LIVE-3: the rules (a) to (e) of specs/properties.md, judged where an ask's actions end."""
-    board = _Board(log.head)
+    board = Board(log.head)
     ask: Line | None = None
     issued: list[str] = []
     for line in log.lines:
@@ -197,11 +206,8 @@ def check_l3(log: LogView) -> Iterator[Violation]:
     # Actions may be missing after the last ask of a log that was cut off: no verdict there.
 
 
-def _left_undone(board: _Board, channels: int, lanes: int, issued: list[str]) -> Iterator[str]:
-    waiting = [n for n, r in board.requests.items() if r.stage != "over"]
-    owed = any(r.stage == "owed" for r in board.requests.values())
-    moving = board.loading or board.undrained or board.steps or owed
-    if waiting and not moving and channels and lanes:
+def _left_undone(board: Board, channels: int, lanes: int, issued: list[str]) -> Iterator[str]:
+    if channels and lanes and (waiting := board.waiting()) and not board.moving():
         yield f"(a) nothing is in flight while requests {waiting} wait"
     if lanes and "Compute" not in issued and not board.steps:
         runnable = [n for n, r in board.requests.items() if _runnable(board, r)]
@@ -220,7 +226,7 @@ def _left_undone(board: _Board, channels: int, lanes: int, issued: list[str]) ->
             yield f"(e) request {number} is at its end and was not finished"
 
 
-def _free_to_go(board: _Board, r: _Request) -> bool:
+def _free_to_go(board: Board, r: _Request) -> bool:
     """Neither the lag bound nor a barrier can be what holds this request."""
     if board.head.grouping in ("interleaved", "micro-queues"):
         return r.made < board.lag_bound
@@ -236,7 +242,7 @@ def _given_up(r: _Request) -> bool:
     return r.cancelled or r.perhaps_lost
 
 
-def _room(board: _Board) -> bool:
+def has_room(board: Board) -> bool:
     """All experts that anybody needs, reads or is being brought fit into the slots together."""
     keys = {k for r in board.running() for k in r.needs}
     keys |= {board.key_of[t] for t in board.loading}
@@ -245,12 +251,12 @@ def _room(board: _Board) -> bool:
     return len(keys) + len(board.undrained) <= board.head.slots
 
 
-def _all_whole(board: _Board) -> bool:
+def _all_whole(board: Board) -> bool:
     """Whoever waits for whom, somebody can go on: all wait, and all that they lack is there."""
     return all(r.stage == "ready" and r.needs <= board.resident.keys() for r in board.running())
 
 
-def _runnable(board: _Board, r: _Request) -> bool:
+def _runnable(board: Board, r: _Request) -> bool:
     head = board.head
     if r.stage != "ready" or _given_up(r) or not _free_to_go(board, r):
         return False
@@ -262,10 +268,10 @@ def _runnable(board: _Board, r: _Request) -> bool:
     by_task = (head.grouping, head.readiness) != ("interleaved", "visit") or board.bulk(r)
     if by_task:
         return bool(here)
-    return here == r.needs and _room(board)
+    return here == r.needs and has_room(board)
 
 
-def _loadable(board: _Board, r: _Request) -> set[Key]:
+def _loadable(board: Board, r: _Request) -> set[Key]:
     head = board.head
     if r.stage not in ("ready", "step") or _given_up(r) or not _free_to_go(board, r):
         return set()
@@ -278,10 +284,10 @@ def _loadable(board: _Board, r: _Request) -> set[Key]:
     elif board.bulk(r) and any(not board.bulk(x) for x in board.running()):
         return set()
     lacking = r.needs - there
-    return lacking if lacking and _room(board) else set()
+    return lacking if lacking and has_room(board) else set()
 
 
-def _admissible(board: _Board) -> int | None:
+def _admissible(board: Board) -> int | None:
     """The first in the queue, when it fits (ADMIT-2)."""
     head, running = board.head, board.running()
     queued = [(n, r) for n, r in board.requests.items() if r.stage == "queued"]
