@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,16 @@ def test_everything_is_compiled_before_the_first_request() -> None:
     assert any("compiled" in line for line in said) and any("experts fit" in line for line in said)
 
 
+def in_flight_s(records: Sequence[dict[str, Any]]) -> float:
+    """Seconds in which a load was in flight, as the log has it."""
+    seconds, flying, since = 0.0, 0, 0.0
+    for record in records:
+        step = (record.get("action") == "Load") - (record.get("event") == "Loaded")
+        seconds += record["t"] - since if step and flying else 0.0
+        flying, since = flying + step, record["t"] if step else since
+    return seconds
+
+
 @pytest.mark.rule("ENGINE-9")
 def test_totals_add_up_and_agree_with_the_log(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
@@ -152,6 +163,9 @@ def test_totals_add_up_and_agree_with_the_log(tmp_path: Path) -> None:
     assert t["steps"] == len(events(engine, "Compute"))
     assert t["experts_named"] - t["hits"] >= len({tuple(r["key"]) for r in loads})
     assert 0 < t["of_bound"] <= 1.0 and t["bound_s"] <= t["wall_s"]
+    told = {n: sum(r["ns"] for r in events(engine, n)) / 1e9 for n in ("Loaded", "Computed")}
+    assert told == pytest.approx({"Loaded": t["channel_s"], "Computed": t["compute_s"]})
+    assert t["channel_s"] == pytest.approx(in_flight_s(engine.records), rel=0.1)
     assert t["ended"] == {"length": len(CROWD)}
     assert t["prompt_tokens"] == sum(len(r.prompt) for r in CROWD)
     assert sum(s for _, s in t["waited_for_layers"]) == pytest.approx(t["waiting_s"], abs=0.05)

@@ -59,7 +59,7 @@ def most_passes(head: Head) -> int:
     lag = head.max_lag or 4 * token
     if head.grouping in ("interleaved", "micro-queues"):
         return 2 * lag
-    return 2 * (lag + token) if head.grouping == "balanced" else token
+    return lag + max(lag, token) if head.grouping == "balanced" else token
 
 
 def check_l4(log: LogView) -> Iterator[Violation]:
