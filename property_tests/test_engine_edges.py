@@ -69,6 +69,18 @@ def test_what_exceeds_the_kv_capacity_is_rejected_at_once_and_blocks_nobody() ->
         assert small.result(LIMIT_S).tokens == alone(CROWD[0])[0]
 
 
+@pytest.mark.rule("SAFE-14", "JAX-13")
+def test_where_every_layer_has_a_window_no_kv_of_a_whole_text_is_told() -> None:
+    asked = [request("a", 20, 6), request("b", 3, 4)]
+    with opened(checkpoint("mistral")) as engine:
+        results = results_of(engine, asked)
+    assert [len(r.tokens) for r in results] == [6, 4]
+    assert [("kv" in r) for r in events(engine, "Admit")] == [False, False]
+    with opened() as engine:
+        results_of(engine, asked)
+    assert [r["kv"] for r in events(engine, "Admit")] == [32, 16]
+
+
 @pytest.mark.rule("ENGINE-3", "ENGINE-1")
 def test_the_budget_below_the_minimum_names_the_one_that_would_do() -> None:
     with pytest.raises(BudgetTooSmall, match="12KiB") as told:
