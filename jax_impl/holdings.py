@@ -30,9 +30,9 @@ class Running:
     handle: RequestHandle
     tokens: list[int]
     table: Table
+    part: int
     rows: list[int] = field(default_factory=list)
     topk: np.ndarray | None = None
-    part: int = 0
 
     def span(self, chunk: int, size: int) -> tuple[int, int]:
         """Positions [start, end) of a chunk, for prompt chunks of `size` tokens."""
@@ -84,9 +84,7 @@ class Holdings:
         )
         tokens = [int(t) for t in request.prompt]
         table = Table(blocks, len(tokens))
-        self.running[handle.number] = Running(
-            handle.number, handle, tokens, table, part=part
-        )
+        self.running[handle.number] = Running(handle.number, handle, tokens, table, part)
 
     def take_rows(self, running: Running, n: int) -> None:
         """Rows for a chunk that is about to enter."""
