@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from engines import (
+    COMPILED,
     CROWD,
     LIMIT_S,
     MINIMUM,
@@ -33,6 +37,8 @@ from reference.files.event_log import read_log
 from reference.files.requests import Request
 from reference.vocab.errors import BadInput, BudgetTooSmall, CoveyError, Unsupported
 from reference.vocab.ids import ExpertKey
+
+ROOT = Path(__file__).resolve().parent.parent
 
 BAD_REQUESTS = [
     (Request("x", "some text", 4), "text"),
@@ -127,6 +133,23 @@ def test_a_compile_cache_that_others_can_write_is_refused(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="compile cache"):
         use(tmp_path / "file")
     assert use(None) is None
+
+
+FORGETFUL = """
+import sys
+from jax_impl.engine import JaxEngine
+from reference.files.requests import Request
+engine = JaxEngine.open(sys.argv[1], "50%", compile_cache=sys.argv[2], chunk=4, max_rows=8)
+print(len(engine.submit(Request("a", (5, 6, 7), 4)).result(60.0).tokens), flush=True)
+"""
+
+
+@pytest.mark.rule("ENGINE-7")
+def test_a_program_that_forgets_to_close_ends() -> None:
+    words = [sys.executable, "-c", FORGETFUL, str(checkpoint()), str(COMPILED)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+                          cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr[-500:]
 
 
 @pytest.mark.rule("ENGINE-10")
