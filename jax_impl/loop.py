@@ -278,11 +278,11 @@ class Loop:
                     self._sampled(event.request, outcome.chosen[event.request])
                 if event.request in outcome.sums:
                     extra["sum"] = outcome.sums[event.request]
-            elif isinstance(event, ev.Routed):
+            else:
                 named = distinct(event.visit.layer, event.experts)
                 self.totals.routed(named, self._held.present(named))
             self._tell(event, **extra)
-            if self._ear is not None and isinstance(event, ev.Routed | ev.Sampled):
+            if self._ear is not None:
                 self._expect(self._ear, event, plan, outcome)
 
     def _expect(

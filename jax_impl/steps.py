@@ -20,7 +20,7 @@ from reference.prediction.next_gate import votes
 from reference.sampling import choose
 from reference.vocab.actions import Compute
 from reference.vocab.errors import CoveyError, one_line
-from reference.vocab.events import Event, Routed, Sampled
+from reference.vocab.events import Routed, Sampled
 from reference.vocab.ids import ENTRY, ExpertKey, Visit
 from reference.vocab.sampling import Choice
 
@@ -61,7 +61,7 @@ class Outcome:
     step: int
     error: str = ""
     failed: tuple[int, ...] = ()
-    events: list[Event] = field(default_factory=list)
+    events: list[Routed | Sampled] = field(default_factory=list)
     routed: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: dict[int, Choice] = field(default_factory=dict)
     gates: dict[int, Scores] = field(default_factory=dict)
