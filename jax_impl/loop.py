@@ -65,11 +65,11 @@ class Loop:
         start_transfers: Callable[[Callable[[Transferred], None]], Transfers],
         log: LogWriter,
         eos: frozenset[int],
-        check: bool = False,
-        sums: bool = False,
-        predictor: Predictor | None = None,
-        rate: float | None = None,
-        warn: Callable[[str], None] | None = None,
+        check: bool,
+        sums: bool,
+        predictor: Predictor | None,
+        rate: float | None,
+        warn: Callable[[str], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         options = scheduler.options
