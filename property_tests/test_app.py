@@ -202,14 +202,20 @@ def test_outputs_write_over_nothing_that_counts(tmp_path: Path) -> None:
     asked.touch()
     (tmp_path / "again").symlink_to(out)
     device = Path("/dev/null")
-    places_of_their_own({"--log": out, "--json": model / "new", "--x": None}, model, asked)
-    places_of_their_own({"--log": device, "--json": device}, model, asked)
+    told = {"model": model, "requests": asked, "events": [asked, device], "residency": out}
+    for good in (
+        {"log": out, "json": model / "new", "png": None, "out": 3}, {"save_residency": out},
+        {"log": device, "json": device},
+    ):  # fmt: skip
+        places_of_their_own(told | good)
     with pytest.raises(BadInput, match=r"^--json: .* is the file of --log too$"):
-        places_of_their_own({"--log": out, "--json": tmp_path / "again"}, model, asked)
-    with pytest.raises(BadInput, match=r"^--json: .* is the file of --requests too$"):
-        places_of_their_own({"--json": asked}, model, asked)
+        places_of_their_own(told | {"log": out, "json": tmp_path / "again"})
+    with pytest.raises(BadInput, match=r"^--json: .* is the file of EVENTS too$"):
+        places_of_their_own(told | {"json": asked})
+    with pytest.raises(BadInput, match=r"^--out: .* is the file of --ids too$"):
+        places_of_their_own({"ids": str(asked), "out": asked})
     with pytest.raises(BadInput, match=r"^--log: .* is a file of the model$"):
-        places_of_their_own({"--log": model / "model.safetensors"}, model, asked)
+        places_of_their_own(told | {"log": model / "model.safetensors"})
 
 
 @pytest.mark.rule("APP-4")

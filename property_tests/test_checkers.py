@@ -12,6 +12,7 @@ from oracle.checkers import CHECKS, COMPARED, check_log, check_logs
 from oracle.checkers.progress import most_passes
 from oracle.checkers.records import view
 from oracle.checkers.situations import SITUATIONS, not_seen, situations
+from oracle.checkers.work import Board
 from oracle.sometimes import SITUATIONS as IN_WORLDS
 from property_tests.log_breaks import (
     BREAKS,
@@ -27,6 +28,7 @@ from property_tests.log_breaks import (
     edit,
     ev,
     good,
+    guess,
     insert,
     load,
     option,
@@ -135,6 +137,23 @@ def test_situations_are_found_in_a_log_where_they_occur() -> None:
         "draining with requests running",
     ]  # fmt: skip
     assert situations([HEAD, {"event": "Arrived"}]) == set(), "malformed: nothing is read"
+    # A failed load that nobody began, and one that nobody waited for.
+    unknown = ev("LoadFailed", ticket=7, error="x", drained=False)
+    log = good()
+    insert({"action": "Load", "ticket": 1}, unknown, ask())(log)
+    assert situations(log) == seen
+    failed = ev("LoadFailed", ticket=1, error="x", drained=True)
+    idle = [copy.deepcopy(HEAD), ask(), guess(1, 0, 1, 0), failed, ask(), ev("Drain"), ask()]
+    option(retries=0)(idle)
+    assert situations(idle) == set()
+
+
+@pytest.mark.rule("LIVE-3")
+def test_who_is_over_costs_no_more() -> None:
+    board = Board(view(good(), True).head)
+    for line in view(good(), True).lines:
+        board.see(line)
+    assert not board.requests
 
 
 def test_what_an_idle_channel_is_while_a_write_may_still_land() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,6 +33,8 @@ from oracle.checkers import CHECKS
 from oracle.tiny import tiny_config, write_checkpoint
 from reference.files.requests import Request, write_requests
 from reference.vocab.errors import BadInput
+
+ROOT = Path(__file__).resolve().parent.parent
 
 Capture = pytest.CaptureFixture[str]
 REQUESTS = [
@@ -153,6 +156,13 @@ def spoil(log: Path, model: Path, capsys: Capture) -> None:
     assert run("check", half) == 1
     assert ": LOG: no end record" in capsys.readouterr().out
     assert run("check", half, "--incomplete") == 0
+    assert f"{half}: no end record; the log is incomplete\n" in capsys.readouterr().out
+    with half.open("a") as file:
+        file.write('{"t": 1')
+    assert run("check", half, "--incomplete") == 0
+    at = len(lines) // 2 + 1
+    assert f"{half}:{at}: cut off; the log is incomplete\n" in capsys.readouterr().out
+    half.write_text(half.read_text().removesuffix('{"t": 1'))
     assert run("replay", half) == 0
     assert capsys.readouterr().out.endswith("the same (the log is incomplete)\n")
 
@@ -403,6 +413,48 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("interrupted (0.0, 0.0)\n", "")
+
+
+@pytest.mark.rule("APP-5")
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_an_import_waits_for_its_end(tmp_path: Path, number: str) -> None:
+    (tmp_path / "slow.py").write_text(
+        f"import os, signal, time\nos.kill(os.getpid(), signal.{number})\n"
+        "time.sleep(0.2)\nprint('imported')\n")
+    code = """
+import time
+from jax_impl.app.signals import ending_as_ctrl_c
+try:
+    with ending_as_ctrl_c():
+        import slow
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert (done.stdout, done.stderr) == ("imported\ninterrupted\n", "")
+
+
+@pytest.mark.rule("APP-4")
+def test_no_command_writes_over_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("PK").mkdir()
+    for file in ("E", "E2", "S", "A.csv", "PK/config.json", "PK/model.safetensors"):
+        Path(file).write_text("as it was")
+    for words in (
+        "timeline E --png E", "timeline E --out ./E", "timeline E E2 --png E2",
+        "timeline E --out X --png X", "score PK --ids S --out S", "score PK --ids S --log S",
+        "score PK --ids S --log PK/model.safetensors", "plan PK --no-probe --json PK/config.json",
+        "chat PK --log PK/config.json", "simulate --arrivals A.csv --json A.csv",
+        "bench PK --json B --png B", "run PK --requests S --json S", "trace show E --json E",
+        "trace record PK --requests S --out S",
+    ):  # fmt: skip
+        assert run(*words.split()) == 2, words
+        assert re.search(r"is the file of |is a file of the model", capsys.readouterr().err), words
+    assert {p.read_text() for p in tmp_path.rglob("*") if p.is_file()} == {"as it was"}
 
 
 @pytest.mark.rule("APP-5")

@@ -87,6 +87,7 @@ def test_events_that_fit_no_state_are_refused_each_with_the_same_error() -> None
     ("field", "value"),
     [
         ("max_lag", -1), ("max_lag", 0.5), ("retries", -1), ("bulk_slots", -1), ("prefetch", -1),
+        ("kv_tokens", 2**24 + 1), ("prefetch", 2**24 + 1),
         ("prefetch_loads", -1), ("kv_tokens", -1), ("slots", -1), ("chunk", "4"), ("chunk", True),
         ("chunk", 0), ("bulk_every", 0), ("max_running", 0), ("max_rows", 0), ("kv_block", 0),
         ("top_k", 0), ("top_k", 5), ("warm", ((0, 1), (0, 1))), ("warm", ((2, 0),)),

@@ -179,6 +179,12 @@ def test_wide_runs_find_what_takes_time_to_show() -> None:
         assert any(a != b for a, b in zip(found, pinned("swarms"), strict=True)), old
 
 
+def test_a_walk_ends_when_what_a_warm_start_reads_has_come() -> None:
+    """Nobody ever ran, so it goes on reading after the last request was refused (FETCH-8)."""
+    for seed in (21681, 22109):
+        assert walk(seed).fault is None
+
+
 def test_walks_are_drawn_over_all_that_ships() -> None:
     worlds = [draw_world(random.Random(f"walk {seed}")) for seed in range(WALKS)]
     met = {(w.options.grouping, w.options.readiness, w.options.fetch_order) for w in worlds}

@@ -39,18 +39,21 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--outputs: belongs to one log; give one EVENTS")
     rows = outputs_of(args.outputs) if args.outputs else None
     logs = {str(path): read_log(path, pools=True) for path in args.events}
+    if len(logs) < len(args.events):
+        raise BadInput("EVENTS: the same file twice")
+    for log in logs.values():
+        if log.warning:
+            print(log.warning)
     apart = {name: log for name, log in logs.items() if is_pools(log.head)}
     if apart and (rows is not None or len(args.events) > 1):
         raise BadInput(f"{min(apart)}: attention in another pool; such a log is checked alone")
     if apart:
         return max(judge_pools(log, name, not args.incomplete) for name, log in apart.items())
+    weigh(logs)
     status = 0
     for name, log in logs.items():
         status = max(status, judge(log, name, complete=not args.incomplete, outputs=rows))
-    if len(args.events) > 1:
-        status = max(status, compare(logs))
-    weigh(logs)
-    return status
+    return max(status, compare(logs)) if len(args.events) > 1 else status
 
 
 def outputs_of(path: Path) -> list[dict[str, Any]]:
@@ -145,7 +148,10 @@ def weigh(logs: Mapping[str, Log]) -> None:
     """Prints which situations occur in the logs, so that a clean verdict can be weighed (L8)."""
     from oracle.checkers.situations import SITUATIONS, not_seen
 
-    missing = not_seen(logs.values())
+    try:
+        missing = not_seen(logs.values())
+    except ValueError:
+        return  # a head that cannot be judged by, which `judge` says
     never = f"; never: {', '.join(missing)}" if missing else ""
     print(f"{len(SITUATIONS) - len(missing)} of {len(SITUATIONS)} situations occur (L8){never}")
 

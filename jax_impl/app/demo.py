@@ -68,6 +68,8 @@ def pace(word: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """0 when all results were the same, 1 otherwise (DEMO-3)."""
     if args.lamina:
+        if args.logs or args.json or args.model:
+            raise BadInput("--lamina: --model, --json and --logs are of the other demonstration")
         return lamina()
     started = time.monotonic()
     model = args.model or builtin.folder()

@@ -30,6 +30,8 @@ from reference.simulator.lamina.workloads import (
 from reference.vocab.errors import BadInput
 
 SHOWN = 12
+MOST = {"batches": 64, "memory_devices": 64, "max_compute": 256, "max_memory": 256, "bytes": 8}
+"""The most that a count may be."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "picture":
         from jax_impl.app import lamina_picture
 
-        for name in ("batches", "memory_devices"):
-            if getattr(args, name) < 1:
-                raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
+        _check_counts(args, "batches", "memory_devices")
         with WholeFile("picture", args.out, "wb") as out:
             lamina_picture.run(out.file, args.batches, args.memory_devices, args.order)
             out.commit()
@@ -105,12 +105,18 @@ def run(args: argparse.Namespace) -> int:
         return _plan(args, out)
 
 
+def _check_counts(args: argparse.Namespace, *names: str) -> None:
+    """Each is tried, drawn or run one by one."""
+    for name in names:
+        if not 1 <= getattr(args, name) <= MOST[name]:
+            raise BadInput(f"--{name.replace('_', '-')}: {getattr(args, name)}; from 1 to "
+                           f"{MOST[name]} expected")
+
+
 def _plan(args: argparse.Namespace, out: WholeFile | None) -> int:
     load, shape = load_of(args.trace), shape_named(args.model, args.bytes)
     eff = efficiency_of(args.efficiency)
-    for name in ("max_compute", "max_memory", "batches", "bytes"):
-        if getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')}: at least 1 expected")
+    _check_counts(args, "max_compute", "max_memory", "batches", "bytes")
     if not 0 < args.usable <= 1:
         raise BadInput(f"--usable: {args.usable}; more than 0 and at most 1 expected")
     for name in ("token_ms", "cost"):

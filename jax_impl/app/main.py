@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from jax_impl.app.output import places_of_their_own
 from jax_impl.app.signals import ending_as_ctrl_c
 from reference.vocab.errors import BadInput, CoveyError
 
@@ -21,7 +22,7 @@ COMMANDS: dict[str, str] = {
     "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",
     "verify": "prove on this model that results do not depend on how they were scheduled",
-    "check": "judge an event log by the properties S1 to S15, L3 and L5 to L7",
+    "check": "judge an event log by the properties S1 to S15 and L1 to L8",
     "replay": "feed an event log through the scheduler and compare every decision",
     "bench": "measure schedulers on a model: budgets, requests at a time, table, picture",
     "pack": "copy a model so that direct reads go straight into memory",
@@ -138,8 +139,10 @@ def dispatch(words: Sequence[str]) -> int:
         return 2
     try:
         args = parser_of(words[0]).parse_args(words[1:])
+        sys.stdout.flush()
     except SystemExit as stop:  # argparse has said why, or has shown the help
         return stop.code if isinstance(stop.code, int) else 2
+    places_of_their_own(vars(args))
     return args.execute(args)
 
 

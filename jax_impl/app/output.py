@@ -6,24 +6,51 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
 from reference.vocab.errors import BadInput, CoveyError
 
+OUTPUTS = ("log", "json", "out", "png", "save_residency")
+"""What a command calls the files that it writes."""
+MODEL_FILES = ("*.safetensors*", "*config.json", "*token*", "vocab*", "merges*", "*template*",
+               "*.model", "*.bin", "*.gguf", "README*", "LICENSE*")  # fmt: skip
+"""What a model's folder has of its own."""
+NO_INPUTS = (*OUTPUTS, "residency", "logs")
+"""What experts were hot may be written where it was read; a folder of logs is no model."""
 
-def places_of_their_own(outputs: dict[str, Path | None], model: Path, requests: Path) -> None:
-    """Refuses outputs, by flag, that would write over one another, the requests or the model."""
-    taken = {os.path.realpath(requests): "--requests"}
-    for flag, path in outputs.items():
-        if path is None or (path.exists() and not path.is_file()):
+
+def places_of_their_own(args: Mapping[str, Any]) -> None:
+    """Refuses outputs that would write over one another, what is read or the model (APP-4)."""
+    taken: dict[str, str] = {}
+    folders: set[str] = set()
+    for name, value in args.items():
+        for path in value if isinstance(value, list) else [value]:
+            if name in NO_INPUTS or not isinstance(path, str | Path) or not os.path.exists(path):
+                continue
+            place = os.path.realpath(path)
+            if os.path.isdir(place):
+                folders.add(place)
+            elif os.path.isfile(place):
+                taken[place] = name.upper() if name == "events" else flag_of(name)
+    for name in OUTPUTS:
+        path = args.get(name)
+        if not isinstance(path, Path) or (path.exists() and not path.is_file()):
             continue  # a device takes anything; what else is no file is refused where it is opened
         place = os.path.realpath(path)
         if place in taken:
-            raise BadInput(f"{flag}: {path} is the file of {taken[place]} too")
-        if path.exists() and os.path.dirname(place) == os.path.realpath(model):
-            raise BadInput(f"{flag}: {path} is a file of the model")
-        taken[place] = flag
+            raise BadInput(f"{flag_of(name)}: {path} is the file of {taken[place]} too")
+        folder, file = os.path.split(place)
+        if path.exists() and folder in folders and any(fnmatch(file, p) for p in MODEL_FILES):
+            raise BadInput(f"{flag_of(name)}: {path} is a file of the model")
+        taken[place] = flag_of(name)
+
+
+def flag_of(name: str) -> str:
+    """`--save-residency` for save_residency."""
+    return f"--{name.replace('_', '-')}"
 
 
 class WholeFile:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jax_impl.app import builtin, engines, sampling_flags
-from jax_impl.app.output import Progress, WholeFile, places_of_their_own, write_json
+from jax_impl.app.output import Progress, WholeFile, write_json
 from jax_impl.app.run import requests_of
 from jax_impl.app.stops import watching
 from jax_impl.app.text import Text
@@ -61,7 +61,6 @@ def record(args: argparse.Namespace) -> int:
     from jax_impl.app.main import INTERRUPTED
 
     model = engines.model_of(args)
-    places_of_their_own({"--out": args.out}, model, args.requests)
     options = engines.options_of(args)
     progress = Progress(args.quiet)
     text = Text(model)

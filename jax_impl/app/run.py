@@ -14,7 +14,7 @@ from typing import Any
 
 from jax_impl.app import engines, residency, sampling_flags
 from jax_impl.app.answer import Answer
-from jax_impl.app.output import Progress, WholeFile, places_of_their_own, write_json
+from jax_impl.app.output import Progress, WholeFile, write_json
 from jax_impl.app.stops import checked, watching
 from jax_impl.app.text import Text
 from jax_impl.app.waiting import Interrupt, run_all
@@ -50,10 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
     model = engines.model_of(args)
     options = engines.options_of(args)
-    places_of_their_own(
-        {"--log": args.log, "--json": args.json, "--save-residency": args.save_residency},
-        model, args.requests,
-    )
     progress = Progress(args.quiet)
     text = Text(model)
     requests = requests_of(args, model, text)

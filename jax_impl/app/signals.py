@@ -19,14 +19,22 @@ def ending_as_ctrl_c() -> Iterator[None]:
     """While entered, what would end the process at once raises KeyboardInterrupt, so that files
     half written and processes begun go too. What is ignored (nohup) or handled stays so; outside
     the main thread nothing changes. Raised where exceptions are ignored (a callback of the garbage
-    collector, say), by whatever signal, it is raised again a moment later."""
+    collector, say), by whatever signal, it is raised again a moment later. While a module is being
+    imported it waits: compiled ones do not survive an exception there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {}
-    for number in (*ENDING, signal.SIGALRM):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, _raise)
+    before: dict[int, Any] = {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if signal.SIGALRM in before and _importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGALRM, *ENDING, signal.SIGINT):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            before[number] = signal.signal(number, end)
     told = sys.unraisablehook
 
     def ignored(lost: Any) -> None:
@@ -46,5 +54,8 @@ def ending_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _importing(frame: FrameType | None) -> bool:
+    """Whether the frame runs on behalf of an import."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None

@@ -91,7 +91,7 @@ def check_l4(log: LogView) -> Iterator[Violation]:
             decoding = {
                 number: r
                 for number, r in board.requests.items()
-                if r.stage not in ("queued", "over", "ended") and not r.cancelled
+                if r.stage not in ("queued", "ended") and not r.cancelled
                 and not board.bulk(r)
             }  # fmt: skip
             for number, r in decoding.items():

@@ -45,7 +45,9 @@ EACH_LINE: Mapping[str, Callable[[Board, Line], bool]] = {
     "fail then retry ok": lambda b, x: (
         x.name == "Loaded" and b.rows.get(b.key_of.get(x.record["ticket"], (-1, -1)), 0) > 0
     ),
-    "fail then give up": lambda b, x: any(fails > b.head.retries for fails in b.rows.values()),
+    "fail then give up": lambda b, x: any(
+        fails > b.head.retries for r in b.running() for fails in r.fails.values()
+    ),
     "quarantine then late completion": lambda b, x: (
         x.name in ("Loaded", "LoadFailed") and x.record["ticket"] in b.undrained
     ),

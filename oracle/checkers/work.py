@@ -10,7 +10,7 @@ Key = tuple[int, int]
 
 
 class _Request:
-    """What a request could do next. stage: queued | ready | step | owed | ended | over."""
+    """What a request could do next. stage: queued | ready | step | owed | ended."""
 
     def __init__(self, prompt_len: int, max_new: int) -> None:
         self.prompt_len = prompt_len
@@ -38,6 +38,7 @@ class Board:
     def __init__(self, head: Head) -> None:
         self.head = head
         self.requests: dict[int, _Request] = {}
+        """Who arrived and is not over."""
         self.steps: dict[int, Line] = {}
         self.key_of: dict[int, Key] = {}
         self.slot_of: dict[int, int] = {}
@@ -59,11 +60,11 @@ class Board:
 
     def running(self) -> list[_Request]:
         """Admitted and not over."""
-        return [r for r in self.requests.values() if r.stage not in ("queued", "over")]
+        return [r for r in self.requests.values() if r.stage != "queued"]
 
     def waiting(self) -> list[int]:
-        """Numbers of those that arrived and are not over."""
-        return [n for n, r in self.requests.items() if r.stage != "over"]
+        """Numbers of all requests."""
+        return list(self.requests)
 
     def moving(self) -> bool:
         """Something is in flight: a load, a write that was given up, a step or an owed result."""
@@ -122,7 +123,8 @@ class Board:
         if ticket in self.loading:
             self._lose(self.key_of[ticket])
         self.loading.discard(ticket)
-        (self.undrained.discard if record["drained"] else self.undrained.add)(ticket)
+        if ticket in self.key_of:
+            (self.undrained.discard if record["drained"] else self.undrained.add)(ticket)
 
     def _lose(self, key: Key) -> None:
         self.rows[key] = self.rows.get(key, 0) + 1
@@ -180,9 +182,7 @@ class Board:
                 request.needs -= {(layer, e) for e in experts}
 
     def _action_Finish(self, record, line) -> None:
-        request = self.requests.get(record["request"])
-        if request:
-            request.stage = "over"
+        self.requests.pop(record["request"], None)
 
     _action_Reject = _action_Finish
 

@@ -10,7 +10,14 @@ from typing import Any, get_args
 from reference.files.log_records import plain
 from reference.files.strict_json import show
 from reference.vocab.errors import BadInput
-from reference.vocab.options import ControlOptions, Eviction, FetchOrder, Grouping, Readiness
+from reference.vocab.options import (
+    MOST,
+    ControlOptions,
+    Eviction,
+    FetchOrder,
+    Grouping,
+    Readiness,
+)
 
 VERSION = 1
 _BYTES = ("expert_bytes", "budget_bytes", "slot_bytes")
@@ -50,9 +57,6 @@ def head_of(
         "slot_bytes": slot_bytes,
     }
     return plain(head | extra)
-
-MOST = 1 << 24
-"""No option of a real run is greater: a log cannot make a reader allocate without bound."""
 
 
 def check_head(head: Any, where: str) -> dict[str, Any]:

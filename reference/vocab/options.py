@@ -89,8 +89,13 @@ class ControlOptions:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
+MOST = 1 << 24
+"""No option is greater: a log cannot make its reader allocate without bound."""
+
+
 def check_counts(given: Mapping[str, object], least: Mapping[str, int]) -> None:
-    """OPTIONS-1: those of `given` that `least` names are integers of at least so much.
+    """OPTIONS-1: those of `given` that `least` names are integers of at least so much, and at most
+    MOST.
 
     Raises BadInput naming the option, its value and what would be right.
     """
@@ -98,6 +103,8 @@ def check_counts(given: Mapping[str, object], least: Mapping[str, int]) -> None:
         value = given[name]
         if type(value) is not int or value < low:
             raise BadInput(f"{name}: {value!r}; an integer of at least {low} expected")
+        if value > MOST:
+            raise BadInput(f"{name}: {value}; at most {MOST} expected")
 
 
 def check_prefetch(prefetch: str, experts: int, scheduler: str) -> None:
