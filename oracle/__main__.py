@@ -24,6 +24,7 @@ from oracle.mutants import Verdict, kill_by_name
 from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
 from oracle.swarm import SWARMS, WIDE, decisions, swarm
+from oracle.turns import PLAYS, play
 from oracle.walks import WALKS, pin, pinned, walk
 from reference.control.scheduler import Scheduler
 from reference.files.regular import reason
@@ -156,13 +157,19 @@ def walks(args: argparse.Namespace) -> int:
     found = [decisions(log) for log in logs]
     before = found if args.pin else pinned("swarms")
     astray = [i for i in range(SWARMS) if before[i : i + 1] != found[i : i + 1]]
-    if args.pin and not faulty and not wrong:
-        pin(taken, found)
+    plays = [play(seed) for seed in range(PLAYS)]
+    lost = [p.seed for p in plays if p.fault]
+    known = dict(enumerate(pinned("plays")))
+    apart = [] if args.pin else [p.seed for p in plays if known.get(p.seed) != p.digest]
+    if args.pin and not faulty and not wrong and not lost:
+        pin(taken, found, [p.digest for p in plays])
     _err(f"{len(taken)} walks, {sum(w.steps for w in taken)} steps, {len(faulty)} with a fault, "
          f"{len(other)} decide otherwise than pinned {other[:5] or ''}\n"
          f"{SWARMS} wide runs, {sum(map(len, logs))} records, {len(wrong)} with a fault, "
-         f"{len(astray)} decide otherwise than pinned {astray[:5] or ''}")  # fmt: skip
-    return 1 if faulty or other or wrong or astray else 0
+         f"{len(astray)} decide otherwise than pinned {astray[:5] or ''}\n"
+         f"{PLAYS} plays of two pools, {sum(p.events for p in plays)} events, {len(lost)} with a "
+         f"fault, {len(apart)} decide otherwise than pinned {apart[:5] or ''}")  # fmt: skip
+    return 1 if faulty or other or wrong or astray or lost or apart else 0
 
 
 def _each(work: Callable[[X], Y], items: list[X], jobs: int) -> Iterator[Y]:

@@ -137,11 +137,13 @@ def _ask(node: Node, rng: random.Random, sums: blake2b) -> Fault | None:
 
 
 def pinned(kind: str = "walks") -> list[str]:
-    """The digests of the walks with the seeds 0, 1, 2, ...; or of the `swarms`, WIDE on."""
+    """The digests of the walks with the seeds 0, 1, 2, ...; of the `swarms`, WIDE on; or of the
+    `plays` of oracle/turns.py."""
     return json.loads(FILE.read_text(encoding="utf-8")).get(kind, []) if FILE.exists() else []
 
 
-def pin(walks: list[Walk], swarms: list[str]) -> None:
+def pin(walks: list[Walk], swarms: list[str], plays: list[str]) -> None:
     """Write these digests, in order."""
-    text = json.dumps({"walks": [w.digest for w in walks], "swarms": swarms}, indent=0)
+    digests = {"walks": [w.digest for w in walks], "swarms": swarms, "plays": plays}
+    text = json.dumps(digests, indent=0)
     FILE.write_text(text + "\n", encoding="utf-8")

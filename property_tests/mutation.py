@@ -101,6 +101,22 @@ def walks(count: int) -> Judge:
     return judge
 
 
+def plays(count: int) -> Judge:
+    """Random plays of attention in another pool, and their decisions against the pinned ones."""
+
+    def judge() -> str:
+        from oracle.turns import play
+        from oracle.walks import pinned
+
+        for seed, digest in enumerate(pinned("plays")[:count]):
+            one = play(seed)
+            if one.fault or one.digest != digest:
+                return one.fault or f"decisions of play {seed}"
+        return ""
+
+    return judge
+
+
 def swarms(count: int) -> Judge:
     """Wide runs in virtual time, and their decisions against the pinned ones."""
 
@@ -187,6 +203,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     )),
     "tiers": (TIERS, (Stage("tests", files("test_tiers.py"), 150),)),
     "lamina": (LAMINA, (
+        Stage("plays", plays(1000), 10),
         Stage("tests", files("test_lamina_reference.py"), 40),
         Stage("simulator", files("test_lamina_simulator.py"), 100),
         Stage("serving", files("test_lamina_serving.py"), 200),

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracle import turns
 from oracle.tiny import tiny_config, write_checkpoint
+from oracle.walks import pinned
 from reference.attention_offload import merge as mg
 from reference.attention_offload.devices import MemoryPool
 from reference.attention_offload.handoff import PrefillWorker, decode_with_handoff
@@ -37,7 +39,16 @@ from reference.control.attention_rotation import (
     replicas_of,
     slot_of,
 )
-from reference.control.attention_wire import Opened, Protocol, Sent, WireBytes
+from reference.control.attention_wire import (
+    KINDS,
+    Opened,
+    Protocol,
+    Sent,
+    WireBytes,
+    WireEvent,
+    event_of,
+    plain_of,
+)
 from reference.files.checkpoint import Checkpoint
 from reference.numerics.model import Model
 from reference.numerics.naive import naive_greedy, remembering, run_chunk
@@ -548,3 +559,29 @@ def test_a_newcomer_goes_where_least_is() -> None:
     moves = batches.level(0)
     assert [(m.request, m.target) for m in moves] == [(5, 1)] or moves[0].source == 0
     assert max(batches.sizes()) == 1
+
+
+# -- random plays ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LAMINA-4", "LAMINA-7", "LAMINA-12", "LAMINA-25")
+def test_random_plays_decide_as_pinned() -> None:
+    """Every order of what happens, cancels and losses: nothing legal is refused, each play ends,
+    and no decision is another one than before."""
+    plays = [turns.play(seed) for seed in range(turns.PLAYS)]
+    assert [p for p in plays if p.fault] == []
+    assert [p.seed for p, d in zip(plays, pinned("plays"), strict=True) if p.digest != d] == []
+    drawn = [turns.draw_options(Random(f"play {seed}")) for seed in range(turns.PLAYS)]
+    for what in ("order", "partition", "prefill", "batches", "devices"):
+        assert len({getattr(o, what) for o in drawn}) > 1
+
+
+@pytest.mark.rule("LAMINA-1")
+def test_messages_come_back_from_a_log_as_they_were() -> None:
+    events: list[WireEvent] = [Opened(3, (0, 2), 1, 4)]
+    events += [Sent(kind, 5, 1, 2, 3, 40) for kind in KINDS]
+    for event in events:
+        assert event_of(plain_of(event)) == event
+    for bad in ([], ["q", 1], ["q", 1, 2, 3, 4, None], ["open", 1, 2, 3, 4], ["open", 1, [0]]):
+        with pytest.raises(ValueError, match="no message of the wire"):
+            event_of(bad)

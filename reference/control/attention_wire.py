@@ -131,7 +131,7 @@ def event_of(plain: list[Any]) -> WireEvent:
             return Opened(int(tile), tuple(map(int, devices)), int(first), int(end))
         kind, *numbers = plain
         return Sent(kind, *map(int, numbers))
-    except (TypeError, IndexError, KeyError):
+    except (TypeError, IndexError, KeyError, ValueError):
         raise ValueError(f"no message of the wire: {plain}") from None
 
 
