@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oracle import turns
 from oracle.cases import case_of, play, read_cases, write_cases
 from oracle.checkers import check_log
 from oracle.explorer import Report, explorer_of
@@ -24,7 +25,6 @@ from oracle.mutants import Verdict, kill_by_name
 from oracle.pins import difference, read_pins, write_pins
 from oracle.scopes import SCOPES
 from oracle.swarm import SWARMS, WIDE, decisions, swarm
-from oracle.turns import PLAYS, play
 from oracle.walks import WALKS, pin, pinned, walk
 from reference.control.scheduler import Scheduler
 from reference.files.regular import reason
@@ -157,7 +157,7 @@ def walks(args: argparse.Namespace) -> int:
     found = [decisions(log) for log in logs]
     before = found if args.pin else pinned("swarms")
     astray = [i for i in range(SWARMS) if before[i : i + 1] != found[i : i + 1]]
-    plays = [play(seed) for seed in range(PLAYS)]
+    plays = [turns.play(seed) for seed in range(turns.PLAYS)]
     lost = [p.seed for p in plays if p.fault]
     known = dict(enumerate(pinned("plays")))
     apart = [] if args.pin else [p.seed for p in plays if known.get(p.seed) != p.digest]
@@ -167,7 +167,7 @@ def walks(args: argparse.Namespace) -> int:
          f"{len(other)} decide otherwise than pinned {other[:5] or ''}\n"
          f"{SWARMS} wide runs, {sum(map(len, logs))} records, {len(wrong)} with a fault, "
          f"{len(astray)} decide otherwise than pinned {astray[:5] or ''}\n"
-         f"{PLAYS} plays of two pools, {sum(p.events for p in plays)} events, {len(lost)} with a "
+         f"{turns.PLAYS} plays of two pools, {sum(p.events for p in plays)} events, {len(lost)} with a "
          f"fault, {len(apart)} decide otherwise than pinned {apart[:5] or ''}")  # fmt: skip
     return 1 if faulty or other or wrong or astray or lost or apart else 0
 
