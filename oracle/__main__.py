@@ -167,8 +167,8 @@ def walks(args: argparse.Namespace) -> int:
          f"{len(other)} decide otherwise than pinned {other[:5] or ''}\n"
          f"{SWARMS} wide runs, {sum(map(len, logs))} records, {len(wrong)} with a fault, "
          f"{len(astray)} decide otherwise than pinned {astray[:5] or ''}\n"
-         f"{turns.PLAYS} plays of two pools, {sum(p.events for p in plays)} events, {len(lost)} with a "
-         f"fault, {len(apart)} decide otherwise than pinned {apart[:5] or ''}")  # fmt: skip
+         f"{turns.PLAYS} plays of two pools, {sum(p.events for p in plays)} events, {len(lost)} "
+         f"with a fault, {len(apart)} decide otherwise than pinned {apart[:5] or ''}")  # fmt: skip
     return 1 if faulty or other or wrong or astray or lost or apart else 0
 
 
