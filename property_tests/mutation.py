@@ -204,7 +204,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "tiers": (TIERS, (Stage("tests", files("test_tiers.py"), 150),)),
     "lamina": (LAMINA, (
         Stage("plays", plays(1000), 10),
-        Stage("tests", files("test_lamina_reference.py"), 40),
+        Stage("tests", files("test_lamina_edges.py", "test_lamina_reference.py"), 40),
         Stage("simulator", files("test_lamina_simulator.py"), 100),
         Stage("serving", files("test_lamina_serving.py"), 200),
     )),
