@@ -153,6 +153,30 @@ def test_only_who_claims_a_grouping_must_decide_the_same_again() -> None:
 
 
 @pytest.mark.rule("LOG-8", "SAFE-11")
+def test_who_names_no_block_says_what_is_set_aside() -> None:
+    log = foreign(dense(), "kv_block")
+    assert check_log(log) == []
+    option(kv_tokens=11)(log)  # 4 and 8 are set aside together
+    assert {v.property for v in check_log(log)} == {"S11"}
+
+
+@pytest.mark.rule("SAFE-13")
+def test_logs_that_are_not_compared_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, engine in (("one", "a"), ("two", "a"), ("three", "b")):
+        lines = foreign([{**HEAD, "engine": engine}, *good()[1:]])
+        Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, said = covey(capsys, "check", "one", "two", "three")
+    assert status == 0
+    assert said[-1] == "bits of three not compared with those of one: their heads differ in engine"
+    assert "bits of two" not in "".join(said)
+    status, (line,) = covey(capsys, "check", "one", "one")
+    assert status == 2 and "the same file twice" in line
+
+
+@pytest.mark.rule("LOG-8", "SAFE-11")
 def test_as_many_lanes_are_idle_as_the_head_has_left() -> None:
     log = foreign(good(), "grouping")
     for record in log:

@@ -128,7 +128,7 @@ def judge_pools(log: Log, name: str, complete: bool) -> int:
 
 def compare(logs: Mapping[str, Log]) -> int:
     """Prints where runs contradict each other (S12, S13, S14, S16); 1 if they do."""
-    from oracle.checkers import COMPARED, check_logs
+    from oracle.checkers import COMPARED, check_logs, differs, kin
 
     found = check_logs(logs)
     for name, violation in found[:SHOWN_MAX]:
@@ -139,6 +139,11 @@ def compare(logs: Mapping[str, Log]) -> int:
     free = [name for name, log in logs.items() if not log.head["options"].get("grouping")]
     names = [p for p in COMPARED if p != "S16" or len(free) < len(logs) - 1]
     print(f"{len(logs)} logs, no contradiction between them ({', '.join(names)})")
+    (first, head), *others = [(name, log.head) for name, log in logs.items()]
+    for name, other in others:
+        if kin(other) != kin(head):
+            print(f"bits of {name} not compared with those of {first}: their heads differ in "
+                  f"{', '.join(differs(head, other))}")
     if free:
         print(f"S16 not judged for {', '.join(free)}: no grouping of ours is claimed")
     return 0

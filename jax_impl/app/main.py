@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {
     "chat": "talk with a model, line by line",
     "score": "log-probabilities of given texts: logits to a file, perplexity printed",
     "verify": "prove on this model that results do not depend on how they were scheduled",
-    "check": "judge an event log by the properties S1 to S15 and L1 to L8",
+    "check": "judge an event log by the properties S1 to S15 and L1 to L7",
     "replay": "feed an event log through the scheduler and compare every decision",
     "bench": "measure schedulers on a model: budgets, requests at a time, table, picture",
     "pack": "copy a model so that direct reads go straight into memory",

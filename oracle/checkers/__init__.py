@@ -16,7 +16,7 @@ from typing import Any
 from oracle.checkers.admission import check_l5, check_s14
 from oracle.checkers.budget import check_s11
 from oracle.checkers.claims import unjudged, unjudged_parts
-from oracle.checkers.company import Book, check_s12, check_s13, kin
+from oracle.checkers.company import Book, check_s12, check_s13, differs, kin
 from oracle.checkers.ends import check_l6, check_l7
 from oracle.checkers.order import check_s10
 from oracle.checkers.outputs import check_outputs
@@ -30,8 +30,8 @@ from oracle.checkers.steps import check_s4, check_s8, check_s9
 from oracle.checkers.work import check_l3
 
 __all__ = [
-    "CHECKS", "COMPARED", "LOG_ONLY", "Book", "Violation", "check_log", "check_logs", "judged",
-    "kin",
+    "CHECKS", "COMPARED", "LOG_ONLY", "Book", "Violation", "check_log", "check_logs",
+    "differs", "judged", "kin",
 ]  # fmt: skip
 
 CHECKS: dict[str, Callable[[LogView], Iterator[Violation]]] = {

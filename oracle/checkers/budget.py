@@ -73,7 +73,9 @@ def check_s11(log: LogView) -> Iterator[Violation]:
                 text = f"a step of {sum(rows)} rows, at most {head.max_rows}"
                 yield Violation("S11", at, text)
         elif line.name == "Admit" and record["request"] in asked:
-            kv[record["request"]] = head.reserved(*asked[record["request"]])
+            needs = head.reserved(*asked[record["request"]])
+            # Who does not say how large a block is may say what is set aside.
+            kv[record["request"]] = max(needs, record.get("kv", 0) * ("kv_block" in head.absent))
             if sum(kv.values()) > head.kv_tokens:
                 text = f"{sum(kv.values())} KV tokens reserved of {head.kv_tokens}"
                 yield Violation("S11", at, text)

@@ -17,6 +17,13 @@ BITS = ("engine", "model", "versions", "dtype", "compute", "kv_dtype", "tile", "
 """Fields of the head that bits may depend on, beside options.kv_block."""
 
 
+def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """In which of the fields that bits depend on two heads differ."""
+    names = [name for name in BITS if one.get(name) != other.get(name)]
+    blocks = [(head.get("options") or {}).get("kv_block") for head in (one, other)]
+    return names + ["options.kv_block"] * (blocks[0] != blocks[1])
+
+
 def kin(head: Mapping[str, Any]) -> str:
     """Equal for logs whose requests must have equal bits, as far as their heads tell."""
     options = head.get("options") or {}

@@ -58,7 +58,8 @@ class _Slots:
 
 
 def check_s3(log: LogView) -> Iterator[Violation]:
-    """SAFE-3: free + loading + ready + quarantined = total: no slot invented, doubled or lost."""
+    """SAFE-3: free + loading + ready + quarantined = total: no slot invented, doubled or lost, and
+    no expert invented."""
     total = log.head.slots
     slots = _Slots()
     newest = 0
@@ -69,6 +70,10 @@ def check_s3(log: LogView) -> Iterator[Violation]:
         if line.name == "Load":
             if not 0 <= record["slot"] < total:
                 yield Violation("S3", at, f"Load into slot {record['slot']} of {total}")
+            layer, expert = record["key"]
+            if layer not in log.head.layers or not 0 <= expert < log.head.experts:
+                text = f"Load of ({layer}, {expert}): layers {list(log.head.layers)} have experts, "
+                yield Violation("S3", at, f"{text}{log.head.experts} each")
             if record["ticket"] <= newest:
                 text = f"ticket {record['ticket']} after ticket {newest}: tickets only grow"
                 yield Violation("S3", at, text)

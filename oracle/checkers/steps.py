@@ -23,7 +23,9 @@ def check_s4(log: LogView) -> Iterator[Violation]:
             listed = [expert for expert, _ in record["slots"]]
             used = sorted({e for *_, experts, _ in parts_of(record) for e in experts})
             if listed != used:
-                yield Violation("S4", at, f"step {step} holds experts {listed} and uses {used}")
+                order = ": not in ascending order" if sorted(listed) == used else ""
+                text = f"step {step} holds experts {listed} and uses {used}{order}"
+                yield Violation("S4", at, text)
             held = tuple(slot for _, slot in record["slots"])
             if len(set(held)) != len(held):
                 yield Violation("S4", at, f"step {step} lists a slot twice: {list(held)}")
