@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from reference.control.attention_batches import Batches
 from reference.control.attention_handoff import UNLIMITED, Gaps, HandOff
-from reference.control.attention_partition import imbalance, longest_first
+from reference.control.attention_partition import HeadPool, imbalance, longest_first
 from reference.control.attention_prompts import Prompts
 from reference.control.attention_rotation import Rotation
 from reference.control.attention_serving import Serving, ServingOptions, Span
+from reference.control.attention_wire import Opened, Protocol, Sent, WireBytes
 from reference.vocab.actions import Finish
+from reference.vocab.config import AttentionSpec
 from reference.vocab.errors import BadInput, IllegalEvent
 
 
@@ -100,11 +103,95 @@ def test_bounds_of_prefill_workers() -> None:
     assert prompts.start() == [(6, 0)]
 
 
-@pytest.mark.rule("LAMINA-25")
-def test_a_resting_batch_does_not_begin_again() -> None:
+@pytest.mark.rule("LAMINA-25", "LAMINA-6")
+def test_what_a_batch_does_not_do_does_not_end() -> None:
     rotation = Rotation(2, "rotation")
-    with pytest.raises(IllegalEvent, match=r"restart\(1\)"):
-        rotation.restart(1)
+    for what in ("restart", "emptied", "slice_done", "token_done", "attention_done"):
+        with pytest.raises(IllegalEvent, match=what):
+            getattr(rotation, what)(1)
+    rotation.opened(0)
+    for what in ("opened", "slice_done", "token_done", "attention_done"):
+        with pytest.raises(IllegalEvent, match=what):
+            getattr(rotation, what)(0)
+    assert [run.batch for run in rotation.next_runs()] == [0]
+    for what in ("opened", "emptied", "attention_done"):
+        with pytest.raises(IllegalEvent, match=what):
+            getattr(rotation, what)(0)
+    rotation.slice_done(0)
+    for what in ("opened", "emptied", "slice_done", "token_done"):
+        with pytest.raises(IllegalEvent, match=what):
+            getattr(rotation, what)(0)
+
+
+@pytest.mark.rule("LAMINA-12")
+def test_what_did_not_happen_is_not_told_to_serving() -> None:
+    o = ServingOptions(2, (2, 2))
+    assert (o.batches, o.order, o.max_batch, o.chunk) == (1, "rotation", 32, 64)
+    assert (o.devices, o.partition, o.blocks, o.kv_block, o.prefill) == (1, "head", 1024, 64, 0)
+    s = Serving(ServingOptions(1, (1,), prefill=1))
+    with pytest.raises(IllegalEvent, match=r"pulled\(0\)"):
+        s.pulled(0)
+    s.arrived(0, 2, 3)
+    s.next_actions()
+    s.prefilled(0, 0)
+    s.pulled(0)
+    with pytest.raises(IllegalEvent, match=r"pulled\(0\)"):
+        s.pulled(0)
+    assert s.next_actions()[-1].spans == (Span(0, 2, 3),)  # type: ignore[union-attr]
+    with pytest.raises(IllegalEvent, match="token_done"):
+        s.token_done(0)
+    s.slice_done(0)
+    s.attention_done(0)
+    s.next_actions()
+    with pytest.raises(IllegalEvent, match="ends with token_done"):
+        s.slice_done(0)
+
+
+@pytest.mark.rule("LAMINA-3")
+def test_heads_are_shared_out_evenly_or_not_at_all() -> None:
+    HeadPool(2, 8, (4, 2))
+    with pytest.raises(BadInput, match="divides the 2, 4 KV heads: 1, 2"):
+        HeadPool(4, 8, (4, 2))
+
+
+@pytest.mark.rule("LAMINA-1", "LAMINA-5", "LAMINA-10")
+def test_messages_and_their_bytes() -> None:
+    protocol = Protocol()
+    for tile, devices, first, end in ((0, (), 0, 1), (0, (0,), 1, 1), (0, (0,), -1, 1),
+                                      (-1, (0,), 0, 1)):  # fmt: skip
+        with pytest.raises(IllegalEvent, match="a new tile"):
+            protocol.take(Opened(tile, devices, first, end))
+    protocol.take(Opened(0, (0,), 0, 1))
+    for rows, size in ((0, 4), (1, -1)):
+        with pytest.raises(IllegalEvent, match="no message"):
+            protocol.take(Sent("q", 0, 0, 0, rows, size))
+    for kind in ("q", "kv", "a"):
+        assert not protocol.quiet
+        protocol.take(Sent(kind, 0, 0, 0, 1, 0))
+    assert protocol.quiet and protocol.finished == 1
+    wire = WireBytes([AttentionSpec("gqa", 4, 2, 8, 8, None, 1.0)] * 2, hidden=10)
+    (layer, _) = wire.layers
+    assert (layer.q, layer.kv, layer.a, layer.context) == (128, 128, 128, 40)
+    assert [wire.context(3, batches) for batches in (1, 2, 3)] == [0, 0, 240]
+    assert (wire.attention(3), wire.to_memory(3)) == (2304, 1536)
+
+
+@pytest.mark.rule("LAMINA-8")
+def test_a_batch_gives_away_only_what_evens_things_out() -> None:
+    batches = Batches(2)
+    for request, length in ((0, 5), (1, 5), (2, 5)):
+        batches.members[0][request] = length
+    batches.members[1][3] = 10
+    assert [m.request for m in batches.level(0)] == [0], "two more, whatever the totals are"
+    assert batches.level(0) == [] and batches.sizes() == [2, 2]
+    batches = Batches(2)
+    batches.members[0].update({0: 4, 1: 6})
+    batches.members[1][2] = 2
+    assert [m.request for m in batches.level(0)] == [0], "8 apart, then 0"
+    batches = Batches(2)
+    batches.members[0].update({0: 8, 1: 9})
+    batches.members[1][2] = 9
+    assert batches.level(0) == [], "8 apart, and 8 the other way: no closer"
 
 
 @pytest.mark.rule("LAMINA-4")
