@@ -6,9 +6,9 @@ import pytest
 
 from reference.control.attention_batches import Batches
 from reference.control.attention_handoff import UNLIMITED, Gaps, HandOff
-from reference.control.attention_partition import HeadPool, imbalance, longest_first
+from reference.control.attention_partition import HeadPool, RequestPool, imbalance, longest_first
 from reference.control.attention_prompts import Prompts
-from reference.control.attention_rotation import Rotation
+from reference.control.attention_rotation import Rotation, Steady
 from reference.control.attention_serving import Serving, ServingOptions, Span
 from reference.control.attention_wire import Opened, Protocol, Sent, WireBytes
 from reference.vocab.actions import Finish
@@ -216,3 +216,54 @@ def test_who_was_given_up_keeps_the_first_reason_and_loses_nothing_for_others() 
     actions = s.next_actions()
     assert actions[0] == Finish(0, "error", "first")
     assert actions[-1].spans == (Span(1, 2, 3),)  # type: ignore[union-attr]
+
+
+@pytest.mark.rule("LAMINA-3", "LAMINA-4", "LAMINA-8")
+def test_of_nothing_nothing_is_made() -> None:
+    for make in (
+        lambda: Batches(0), lambda: Rotation(0), lambda: RequestPool(0, 4),
+        lambda: Serving(ServingOptions(0, (1,))), lambda: Serving(ServingOptions(1, (1,), chunk=0)),
+        lambda: Serving(ServingOptions(1, (1,), max_batch=0)),
+        lambda: Serving(ServingOptions(1, (1,), kv_block=0)),
+        lambda: Serving(ServingOptions(1, (1,), blocks=0)),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=r": 0; at least 1 expected"):
+            make()
+    assert Batches(1).sizes() == [0] and RequestPool(1, 1).fits(1)
+    assert Serving(ServingOptions(1, (1,), 1, "queue", 1, 1, 1)).idle
+
+
+@pytest.mark.rule("LAMINA-12", "LAMINA-8", "LAMINA-5")
+def test_small_things_by_hand() -> None:
+    off = HandOff(1, 3)
+    off.offer(0, 0, 2, 8)  # a token is the least
+    assert off.next_pull(8) == (0, 0, 0, 1, 8) and off.pulled() is None
+    batches = Batches(2)
+    assert [batches.join(0, 5), batches.join(1, 5), batches.join(2, 1)] == [0, 1, 0]
+    batches.grow(0)
+    assert batches.totals() == [7, 5] and batches.leave(2) == 0 and batches.leave(1) == 1
+    spec = AttentionSpec("gqa", 4, 2, 8, 8, None, 1.0)
+    wide = [WireBytes([spec], 10, kv).layers[0].kv for kv in ("f32", "bf16", "f16")]
+    assert wide == [128, 64, 64]
+    prompts = Prompts(1, 3)
+    for request in (1, 2, 3):
+        prompts.wait(request)
+    assert prompts.start() == [(1, 0)]
+    prompts.made(0, 1)
+    assert prompts.start() == [(2, 0)]
+    assert prompts.lost(0) == (1, 2) and prompts.start() == [(1, 0)]
+    prompts.made(0, 1)
+    assert prompts.lost(0) == (1,) and prompts.start() == [(1, 0)], "before those that came later"
+    prompts.made(0, 1)
+    assert prompts.start() == [(2, 0)]
+
+
+@pytest.mark.rule("LAMINA-6")
+def test_a_rotation_in_steady_state() -> None:
+    steady = Steady(3, slice_s=2.0, attention_s=0.5, network_s=0.25)
+    assert steady.period_s == 3.0 and steady.replicas_busy == 1.0 and steady.bubble_s == 0.0
+    assert steady.pool_busy == 0.5
+    assert steady.token_s(4, 0.5) == 12.5 and steady.tokens_per_s(4, 5, 0.5) == 15 / 12.5
+    alone = Steady(1, 2.0, 0.5, 0.25)
+    assert (alone.period_s, alone.replicas_busy, alone.bubble_s) == (2.75, 2 / 2.75, 0.75)
+    assert Steady(3, 1.0, 4.0).period_s == 12.0
