@@ -29,6 +29,11 @@ def test_room_lasts_as_long_as_the_shortest_gap_of_late() -> None:
     assert [gaps.room(t) for t in (4.0, 5.0, 5.6, 6.0, 11.9, 12.0)] == [4, 2, 0, 0, 0, UNLIMITED]
     assert [gaps.wait_s(t) for t in (5.0, 12.0, 13.0)] == [7.0, 0.0, 0.0]
     gaps.message(4.0)  # at once: that is no gap
+    gaps.empty(4.0)
+    assert gaps.room(5.0) == 2
+    gaps.message(3.0)  # a clock that went back: neither
+    gaps.empty(4.0)
+    assert gaps.room(5.0) == 2
     gaps.empty(4.0, more=True)
     assert [gaps.room(t) for t in (4.0, 11.0, 12.0)] == [0, 0, UNLIMITED]
     gaps.message(5.0)  # of the same turn: that is no gap between turns
@@ -74,6 +79,8 @@ def test_pieces_of_a_prompt() -> None:
     with pytest.raises(IllegalEvent, match="nothing is being pulled"):
         off.pulled()
     off.offer(7, 1, 1, 30)
+    with pytest.raises(IllegalEvent, match="layer 2 offered"):
+        off.offer(7, 2, 1, 8)
     assert off.next_pull(29) is None and off.next_pull(30) == (7, 1, 0, 1, 30)
     assert off.pulled() == 7 and off.backlog == 0
     off.offer(7, 0, 1, 8)  # over: the number may come again
@@ -81,10 +88,14 @@ def test_pieces_of_a_prompt() -> None:
     assert off.next_pull(8) == (7, 0, 0, 1, 8)
     off.drop(7)
     assert off.backlog == 16 and off.pulled() is None, "what is under way still comes"
-    off.drop(9)
-    assert off.next_pull(8) == (8, 0, 0, 1, 8) and off.pulled() is None
+    assert off.next_pull(8) == (8, 0, 0, 1, 8)
+    off.drop(9)  # what is under way is another's
+    assert off.pulled() is None
     off.offer(8, 1, 1, 8)
     assert off.next_pull(8) is not None and off.pulled() == 8
+    for layer in (0, 1):  # given up, and from the beginning
+        off.offer(7, layer, 1, 8)
+    assert [off.next_pull(8) and off.pulled() for _ in range(2)] == [None, 7]
 
 
 @pytest.mark.rule("LAMINA-12")
