@@ -422,8 +422,9 @@ def test_a_signal_in_an_import_waits_for_its_end(tmp_path: Path, number: str) ->
         f"import os, signal, time\nos.kill(os.getpid(), signal.{number})\n"
         "time.sleep(0.2)\nprint('imported')\n")
     code = """
-import time
+import signal, time
 from jax_impl.app.signals import ending_as_ctrl_c
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 try:
     with ending_as_ctrl_c():
         import slow
