@@ -619,9 +619,11 @@ def test_a_worker_that_fails_or_dies_is_heard() -> None:
 
 
 LONG = """
+import signal
 from pathlib import Path
 from perf import grid
 from perf.grid_cells import Cell
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 grid.chosen = lambda name: [Cell("rtx-4090-pcie4", "olmoe-1b-7b", i / 2000, 1)
                             for i in range(500, 1500)]
 raise SystemExit(grid.main(["--json", "g.json", "--schedulers", "ktransformers"]))

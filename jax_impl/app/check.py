@@ -39,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--outputs: belongs to one log; give one EVENTS")
     rows = outputs_of(args.outputs) if args.outputs else None
     logs = {str(path): read_log(path, pools=True) for path in args.events}
-    if len(logs) < len(args.events):
-        raise BadInput("EVENTS: the same file twice")
     for log in logs.values():
         if log.warning:
             print(log.warning)
@@ -49,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{min(apart)}: attention in another pool; such a log is checked alone")
     if apart:
         return max(judge_pools(log, name, not args.incomplete) for name, log in apart.items())
+    if len(logs) < len(args.events):
+        raise BadInput("EVENTS: the same file twice")
     weigh(logs)
     status = 0
     for name, log in logs.items():
