@@ -184,6 +184,10 @@ def test_a_broken_protocol_is_told() -> None:
     assert tier.available == 0
     tier.end(1, True)
     assert tier.begin(2, K(0, 0)).hit
+    roomy = HostTier(2, 1)
+    roomy.begin(1, K(0, 0))
+    with pytest.raises(IllegalEvent, match="begun already"):
+        roomy.begin(1, K(0, 1))
 
 
 def replayed(engine: JaxEngine) -> None:
