@@ -47,8 +47,8 @@ def draw_options(rng: random.Random) -> ServingOptions:
 
 @dataclass
 class World:
-    """What is under way, as the actions told it. runs, away: batch -> its turn; making: worker ->
-    request; begun, whole: prompts on a worker, and those of which all was pulled."""
+    """What is under way, as the actions told it. runs, away, back: batch -> its turn, while it
+    runs, attends, and has come back; making: worker -> request; begun: prompts to be pulled."""
 
     options: ServingOptions
     serving: Any
@@ -93,7 +93,7 @@ class World:
         out += [("pulled", request) for request in sorted(self.begun)]
         return out
 
-    def trouble(self, rng: random.Random) -> Event | None:
+    def trouble(self, rng: random.Random) -> Event:
         """Something goes wrong, or is given up."""
         kinds: list[Event] = [("cancel", rng.choice(sorted(self.live)))] if self.live else []
         kinds.append(("lose", rng.randrange(self.options.devices)))
@@ -172,7 +172,7 @@ def play(seed: int, make: Callable[[ServingOptions], Any] = Serving) -> Play:
                 break
             event = rng.choice(may)
             if w.troubles and rng.random() < 0.1:
-                w.troubles, event = w.troubles - 1, w.trouble(rng) or event
+                w.troubles, event = w.troubles - 1, w.trouble(rng)
             sums.update(repr((event, w.tell(event, rng), w.serving.idle)).encode())
             out.events += 1
             if out.events == MOST:
