@@ -16,6 +16,12 @@ CAUSAL = ("baseline", "predictive")
 OURS = "ours"
 FOUR = ("best_baseline", "on_demand_global_lru", "best_predictive", "best_per_layer_overlapped")
 """What is also told of `ours-alone`, which guesses nothing."""
+KNOWING = {
+    "ours-3-ahead": "guesses 0.94 right of three layers at a time",
+    "ours-oracle": "all of the next layer known",
+    "ours-oracle-3": "all of the next three layers known",
+}
+"""What `ours` could do if it knew more than anybody has been shown to."""
 
 
 def best(cell: Found, keep: Callable[[str, Found], bool]) -> tuple[str, float]:
@@ -67,6 +73,14 @@ def ratios(cell: Found) -> Found:
         both = out[f"ours_over_{name}"], out["ours_over_informed"]
         out[f"informed_over_{name}"] = both[0] / both[1] if both[0] and both[1] else None
     out["ours_alone_bound_share"] = alone and alone["bound_share"]
+    for name in KNOWING:
+        told = cell["schedulers"].get(name)
+        under = f"{name.replace('-', '_')}_"
+        out[under + "bound_share"] = told and told["bound_share"]
+        ratio = out["ours_over_best_predictive"]
+        out[under + "over_best_predictive"] = (
+            ratio * told["tokens_per_s"] / mine if told and ratio else None
+        )
     guessing = cell["schedulers"].get("ours-next-gate", {}).get("tokens_per_s")
     rival = best(cell, lambda n, f: f["kind"] in CAUSAL)[1]
     out["ours_next_gate_over_best_baseline"] = guessing / rival if guessing and rival else None
@@ -145,9 +159,18 @@ def summary(cells: Sequence[Found]) -> Found:
            1.25)  # fmt: skip
     target("what an informed cache could reach: best cell, over the best predictive", cells,
            "informed_over_best_predictive", max, 1.55)  # fmt: skip
+    for name, said in KNOWING.items():
+        key = name.replace("-", "_")
+        target(f"{said}: least share of the bound (requests >= 8)", many, f"{key}_bound_share",
+               min, 0.80)  # fmt: skip
+        target(f"{said}: best cell, over the best predictive", cells,
+               f"{key}_over_best_predictive", max, 1.55)  # fmt: skip
     near = [
         f"{label(c)} bound share {c['bound_share']:.3f}, queueing limit {c['queueing_limit']:.3f}, "
-        f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}"
+        f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}" + "".join(
+            f"; {said} {share:.3f}" for name, said in KNOWING.items()
+            if (share := c.get(f"{name.replace('-', '_')}_bound_share"))
+        )
         for c in many
         if c.get("compute_over_fetch") and 1 / 1.3 < c["compute_over_fetch"] < 1.3
     ]
@@ -163,6 +186,9 @@ PAIRS = (
      "on-demand-overlapped-layer"),
     ("next gate on top of ours", "ours-next-gate", "ours-alone"),
     ("guesses 0.94 right on top of ours", "ours", "ours-alone"),
+    ("0.94 right of three layers at a time, over one", "ours-3-ahead", "ours"),
+    ("all of the next layer known, on top of ours", "ours-oracle", "ours-alone"),
+    ("all of the next three layers known, on top of ours", "ours-oracle-3", "ours-alone"),
     ("0.94 right, in lock-step", "layerscope-layer", "on-demand-overlapped-layer"),
     ("all right one layer ahead, in lock-step", "oracle", "on-demand-overlapped-layer"),
     ("overlap alone", "on-demand-overlapped-layer", "on-demand-blocking-layer"),

@@ -46,7 +46,7 @@ CI = (
     "mixtral-offloading", "hobbit", "moe-infinity", "layerscope", "layerscope-layer",
     "klotski-layer", "fiddler", "ktransformers", "oracle", "belady", "informed", "bevy",
     "lockstep-frequency",
-    "ours-alone", "ours", "ours-next-gate",
+    "ours-alone", "ours", "ours-next-gate", "ours-oracle", "ours-3-ahead", "ours-oracle-3",
 )  # fmt: skip
 """What the ratios need. Left out is what has another's predictor or cache, and was the fastest in
 no cell where all of them ran."""

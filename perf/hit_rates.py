@@ -86,17 +86,20 @@ def synthetic(model: str, requests: int, tokens: int) -> tuple[list[np.ndarray],
     """(routes of each request, experts): each request's place is taken by another at half time."""
     shares, experts, k = MODELS[model]
     router = SyntheticRouter(shares(), experts, k, SEED)
-    half = tokens // 2
+    half = -(-tokens // 2)
     places = [(router.request(2 * r, half), router.request(2 * r + 1, tokens - half))
               for r in range(requests)]  # fmt: skip
     return [np.concatenate(place) for place in places], experts
 
 
-def measure(routes: Sequence[np.ndarray], experts: int, own: int, skip: int) -> Iterator[Any]:
-    """(policy, Hits) of every shipped policy and of Belady's rule, both ways."""
+def measure(
+    routes: Sequence[np.ndarray], experts: int, own: int, skip: int, each: int = 0
+) -> Iterator[Any]:
+    """(policy, Hits) of every shipped policy and of Belady's rule, both ways. each: steps after
+    which other requests come."""
     slots = own * routes[0].shape[1]
     for eviction in EVICTIONS:
-        yield eviction, lockstep_hits(routes, experts, slots, eviction, skip)
+        yield eviction, lockstep_hits(routes, experts, slots, eviction, skip, each)
     yield "belady", belady_hits(routes, experts, slots, True, skip)
     yield "belady-apart", belady_hits(routes, experts, slots, True, skip, together=False)
     yield "belady-pooled", belady_hits(routes, experts, slots, False, skip)
@@ -129,7 +132,8 @@ def main() -> None:
     for row in ROWS:
         tokens = max(40, args.tokens // row.requests**0.5)
         routes, experts = synthetic(row.model, row.requests, int(tokens))
-        rows.append(told(row, dict(measure(routes, experts, row.own, skip=20))))
+        each = -(-len(routes[0]) // 2)
+        rows.append(told(row, dict(measure(routes, experts, row.own, 20, each))))
     for row in TRACE_ROWS if args.traces else ():
         trace = read_trace(args.traces / f"{row.model}.route.csv")
         (one,) = trace.requests

@@ -90,6 +90,7 @@ class CacheMachine(Traced):
         policy: Any = PLAIN[name](name, slots, layers, experts)
         policy.limit = getattr(self.cache.policy, "LIMIT", 0)
         policy.step = getattr(self.cache.policy, "STEP", 0)
+        policy.passes = getattr(self.cache.policy, "PASSES", 0)
         self.m = Lists(policy, [FREE] * slots, [-1] * slots)
         for which in range(min(resident, slots, self.codes)):
             self.transfer(self.absent()[(3 * which) % len(self.absent())], False, False)
@@ -203,14 +204,15 @@ class CacheMachine(Traced):
         self.m.read[slot] -= 1
 
     @precondition(lambda self: self.m.wanted.total() < 3)
-    @rule(which=SMALL, task=st.booleans())
-    def want(self, which: int, task: bool) -> None:
+    @rule(which=SMALL, task=st.booleans(), request=st.integers(0, 1))
+    def want(self, which: int, task: bool, request: int) -> None:
         code = which % self.codes
         self.trace.append(f"want {code}")
-        self.cache.name((code,))
+        self.cache.name(request, (code,))
         self.cache.want((code,), 1, task)
         here = [i for i in self.m.ready() if self.m.code[i] == code]
-        self.m.policy.named(code, here[0] if here else -1, not self.m.wanted[code])
+        named = (code, here[0] if here else -1, not self.m.wanted[code])
+        self.m.policy.named(request, [named])
         self.m.wanted[code] += 1
         self.m.tasks[code] += task
 
@@ -249,6 +251,13 @@ class CacheMachine(Traced):
         self.cache.policy.entered(visits, running)
         self.m.policy.entered(visits, running)
 
+    @precondition(lambda self: self.m.policy.name == "frequency")
+    @rule(request=st.integers(0, 1))
+    def end(self, request: int) -> None:
+        self.trace.append("end")
+        self.cache.policy.ended(request)
+        self.m.policy.ended(request)
+
     @precondition(lambda self: self.m.policy.name == "known-demand")
     @rule(stages=st.lists(st.integers(-1, 1), max_size=2))
     def look(self, stages: list[int]) -> None:
@@ -261,12 +270,13 @@ class CacheMachine(Traced):
     def go_on_with_a_copy(self) -> None:
         """A copy is the same and shares nothing: the old one is spoilt."""
         old, self.cache = self.cache, self.cache.copy()
-        self.check(self.cache.key() == old.key(), "a copy is another")
+        self.check(self.cache.key((0, 1)) == old.key((0, 1)), "a copy is another")
         for ticket in list(old.flying):
             old.loaded(ticket)
         for slot in self.m.ready():
             old.policy.use(slot, self.m.code[slot])
             old.policy.drop(slot, self.m.code[slot])
+        old.policy.ended(0)
         old.policy.entered(9, 1)
         for code in range(self.codes):
             old.want((code,), 1, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 Rank = tuple[float, ...]
 
@@ -35,7 +36,10 @@ class Plain:
     def drop(self, slot: int, code: int) -> None:
         self.line.remove((slot, code))
 
-    def named(self, code: int, slot: int, first: bool) -> None:
+    def named(self, request: int, experts: Sequence[tuple[int, int, bool]]) -> None:
+        pass
+
+    def ended(self, request: int) -> None:
         pass
 
     def use(self, slot: int, code: int) -> None:
@@ -178,10 +182,13 @@ class Trading(Plain):
         super().begin(code)
         self.past = [c for c in self.past if c != code]
 
-    def named(self, code: int, slot: int, first: bool) -> None:
+    def named(self, request: int, experts: Sequence[tuple[int, int, bool]]) -> None:
+        for code, slot, first in experts:
+            if first:
+                self.first_named(code, slot)
+
+    def first_named(self, code: int, slot: int) -> None:
         layer = self.layer(code)
-        if not first:
-            return
         mine = [s for s, c in self.line if self.layer(c) == layer]
         if slot in mine[: self.reach]:
             self._one_more(self.loss, layer)
@@ -210,21 +217,60 @@ class Trading(Plain):
 
 
 class Pooled(Counted):
-    """`frequency` (CACHE-14)."""
+    """`frequency` (CACHE-14): what was said by whom, and each count added up anew from it."""
 
-    def named(self, code: int, slot: int, first: bool) -> None:
-        self.count[code] += 1
-        if slot >= 0:
-            self.use(slot, code)
+    passes = 32
+
+    def __init__(self, name: str, slots: int, layers: int, experts: int) -> None:
+        super().__init__(name, slots, layers, experts)
+        self.ever: Counter = Counter()
+        self.by: dict[int, Counter] = {}
+        self.latest: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.since = self.turns = 0
+
+    def weigh(self, code: int) -> int:
+        said = sum(by[code] for by in self.by.values())
+        return self.ever[code] + said + 8 * sum(code in c for c in self.latest.values())
+
+    def settle(self, codes: Sequence[int]) -> None:
+        """They have another count; of READY ones the newest among their equals now."""
+        for code in codes:
+            self.count[code] = self.weigh(code)
+            for slot, there in list(self.line):
+                if there == code and self.grade[slot] >= 0:
+                    self.use(slot, code)
+
+    def named(self, request: int, experts: Sequence[tuple[int, int, bool]]) -> None:
+        codes = tuple(code for code, _, _ in experts)
+        key = request, self.layer(codes[0])
+        before = self.latest.pop(key, ())
+        self.settle(before)
+        self.latest[key] = codes
+        for code in codes:
+            self.ever[code] += 1
+            self.by.setdefault(request, Counter())[code] += 3
+            self.count[code] = self.weigh(code)
+            for slot, there in list(self.line):
+                if there == code:
+                    self.use(slot, code)
+
+    def ended(self, request: int) -> None:
+        said = set(+self.by.pop(request, Counter()))
+        for key in [k for k in self.latest if k[0] == request]:
+            said.update(self.latest.pop(key))
+        self.settle(sorted(said))
 
     def entered(self, visits: int, running: int) -> None:
-        self.since = getattr(self, "since", 0) + visits
+        self.since += visits
         if self.since >= running:
-            self.since, self.turns = 0, getattr(self, "turns", 0) + 1
-            if self.turns % 12 == 0:
-                for c in self.count:
-                    self.count[c] //= 2
-                self.grade = {s: g // 2 if g > 0 else g for s, g in self.grade.items()}
+            self.since, self.turns = 0, self.turns + 1
+            if self.turns % self.passes == 0:
+                for counts in (self.ever, *self.by.values()):
+                    for c in counts:
+                        counts[c] //= 2
+                for code in range(self.layers * self.experts):
+                    self.count[code] = self.weigh(code)
+                self.grade = {s: self.count[c] if self.grade[s] >= 0 else -1 for s, c in self.line}
                 self.line.sort(key=lambda x: self.grade[x[0]])
 
     def use(self, slot: int, code: int) -> None:

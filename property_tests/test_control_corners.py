@@ -271,5 +271,5 @@ def test_nobody_trades_with_itself() -> None:
     policy = ExpertCache(8, 2, 6, "adaptive").policy
     policy.gain, policy.loss = [20, 0], [0, 5]  # type: ignore[attr-defined]
     policy.past[0][3] = None  # type: ignore[attr-defined]
-    policy.named(3, -1, True)
+    policy.named(0, [(3, -1, True)])
     assert policy.shares == [5, 3] and policy.gain == [5, 0]  # type: ignore[attr-defined]

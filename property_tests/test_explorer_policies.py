@@ -171,7 +171,7 @@ def test_wide_runs_find_what_takes_time_to_show() -> None:
     """Nothing of this is seen in the small worlds."""
     for module, old, new in (
         ("reference.control.balance", "self.computing //= 2", "pass"),
-        ("reference.control.eviction_frequency", "self.passes = 0\n            for", "for"),
+        ("reference.control.eviction_frequency", "self.passes = 0\n            self._", "self._"),
     ):
         with mutated(Mutant("slow", module, old, new, "")) as changed:
             scheduler = sys.modules[f"{changed.__name__.rsplit('.', 1)[0]}.scheduler"]

@@ -66,8 +66,9 @@ class ExpertCache:
         new.next_ticket = self.next_ticket
         return new
 
-    def key(self) -> tuple:
-        """What the future depends on, slots unnumbered: they are interchangeable.
+    def key(self, running: Iterable[int]) -> tuple:
+        """What the future depends on, slots unnumbered: they are interchangeable; so are requests,
+        which are told by their place among the `running`.
 
         READY experts as the policy orders them and what else it remembers, transfers in order of
         issue. Claims, wants and readers follow from the requests' state and are left out.
@@ -82,7 +83,7 @@ class ExpertCache:
             tuple([
                 (state[s], code[s], s in fresh, place.get(s, -1)) for s in self.flying.values()
             ]),
-            self.policy.extra(),
+            self.policy.extra(running),
         )  # fmt: skip
 
     # -- questions -------------------------------------------------------------------------
@@ -226,11 +227,12 @@ class ExpertCache:
         """A step that read the slot is over."""
         add(self.readers, (slot,), -1)
 
-    def name(self, codes: tuple[int, ...]) -> None:
-        """A visit has named these experts."""
-        for code in codes:
-            slot = self.where[code] if self.present(code) else -1
-            self.policy.named(code, slot, code not in self.wanted)
+    def name(self, request: int, codes: tuple[int, ...]) -> None:
+        """A visit of a request has named these experts, all of one layer."""
+        self.policy.named(request, [
+            (code, self.where[code] if self.present(code) else -1, code not in self.wanted)
+            for code in codes
+        ])  # fmt: skip
 
     def want(self, codes: tuple[int, ...], by: int, task: bool) -> None:
         """Count (+1) or discount (-1) a waiting visit's named experts."""

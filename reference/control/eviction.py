@@ -12,10 +12,13 @@ eviction_counts.py and eviction_frequency.py have the policies that count.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 Order = OrderedDict[int, None]
 """Slots; the first is the first to go."""
+Naming = tuple[int, int, bool]
+"""An expert that a visit names: its code, its slot if it is READY or -1, whether no other waiting
+visit has named it."""
 
 
 class PerLayer:
@@ -61,9 +64,8 @@ class PerLayer:
         """What came for a prompt has been used: it goes first (FETCH-4)."""
         self.orders[code // self.experts].move_to_end(slot, last=False)
 
-    def named(self, code: int, slot: int, first: bool) -> None:
-        """A visit has named the expert; its slot if it is READY, or -1. first: no other waits for
-        it."""
+    def named(self, request: int, experts: Sequence[Naming]) -> None:
+        """A visit of a request has named these, all of one layer."""
 
     def drop(self, slot: int, code: int) -> None:
         """A READY expert is given up for another."""
@@ -74,6 +76,9 @@ class PerLayer:
         self.in_layer[code // self.experts] -= 1
 
     # -- what the scheduler tells ------------------------------------------------------------
+
+    def ended(self, request: int) -> None:
+        """A request that ran is over."""
 
     def entered(self, visits: int, running: int) -> None:
         """A step runs so many visits at ENTRY while so many requests run."""
@@ -101,8 +106,8 @@ class PerLayer:
         """All READY slots, order by order, for the key."""
         return list(self.orders)
 
-    def extra(self) -> tuple:
-        """What the future depends on beside the orders."""
+    def extra(self, running: Iterable[int]) -> tuple:
+        """What the future depends on beside the orders; requests unnumbered, in this order."""
         return ()
 
 
@@ -183,7 +188,7 @@ class Counted(PerLayer):
         """Class by class."""
         return [classes[n] for classes in self.classes for n in sorted(classes)]
 
-    def extra(self) -> tuple:
+    def extra(self, running: Iterable[int]) -> tuple:
         """Counts, and which class is whose."""
         return tuple(self.count), tuple([tuple(sorted(classes)) for classes in self.classes])
 
@@ -257,6 +262,6 @@ class LeastStale(PerLayer):
         """Both kinds."""
         return [*self.orders, *self.touched]
 
-    def extra(self) -> tuple:
+    def extra(self, running: Iterable[int]) -> tuple:
         """How far the pass is."""
         return (self.entries,)

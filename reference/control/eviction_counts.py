@@ -7,10 +7,10 @@ So old use fades, and the states of a finite world are finite.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from reference.control.eviction import Counted, Global, LeastStale, Order, PerLayer
+from reference.control.eviction import Counted, Global, LeastStale, Naming, Order, PerLayer
 from reference.control.eviction_frequency import Named
 
 
@@ -130,16 +130,17 @@ class Adaptive(PerLayer):
         super().begin(code)
         self.past[code // self.experts].pop(code, None)
 
-    def named(self, code: int, slot: int, first: bool) -> None:
+    def named(self, request: int, experts: Sequence[Naming]) -> None:
         """What has just gone is a reason to have more slots, what was about to go to keep them."""
-        layer = code // self.experts
-        if not first:
-            return
-        if code in self.past[layer]:
-            self._count(self.gain, layer)
-            self._trade(layer)
-        elif slot in islice(self.orders[layer], self.reach):
-            self._count(self.loss, layer)
+        for code, slot, first in experts:
+            layer = code // self.experts
+            if not first:
+                continue
+            if code in self.past[layer]:
+                self._count(self.gain, layer)
+                self._trade(layer)
+            elif slot in islice(self.orders[layer], self.reach):
+                self._count(self.loss, layer)
 
     def drop(self, slot: int, code: int) -> None:
         """Remember it for a while."""
@@ -175,7 +176,7 @@ class Adaptive(PerLayer):
             if layer != own or not first:
                 yield layer
 
-    def extra(self) -> tuple:
+    def extra(self, running: Iterable[int]) -> tuple:
         """Shares, counts and the remembered."""
         return (
             tuple(self.shares), tuple(self.gain), tuple(self.loss),

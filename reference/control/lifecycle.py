@@ -49,6 +49,7 @@ def finish(s: Scheduler, r: Request, reason: Reason, error: str = "") -> None:
         s.routed_order.remove(r.number)
     s.kv_free += r.blocks
     s.guesses.drop(r.number)
+    s.cache.policy.ended(r.number)
     del s.running[r.number]
     s.terminal.append(Finish(r.number, reason, error))
     if s.fails:
@@ -117,7 +118,7 @@ def routed(s: Scheduler, e: ev.Routed) -> None:
     base = stage * s.experts
     r.need = tuple(sorted({base + x for token in e.experts for x in token}))
     s.balance.named(stage, r.need, len(s.running))
-    s.cache.name(r.need)
+    s.cache.name(number, r.need)
     s.cache.want(r.need, 1, not s.claims or r.bulk)
     s.routed_order.append(number)
     s.guesses.passed(number, (chunk, stage))

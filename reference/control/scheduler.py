@@ -150,7 +150,7 @@ class Scheduler:
         return (
             tuple([r.key(base) for r in running.values()]),
             tuple([r.key(base) for r in self.queue]),
-            self.cache.key(),
+            self.cache.key(running),
             tuple(self.pending),
             tuple(sorted(self.fails.items())),
             tuple([tuple([place.get(n, -1) for n in s[0]]) for s in self.steps.values()]),

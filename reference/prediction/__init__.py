@@ -43,7 +43,8 @@ def simulated(
     name: str, options: ControlOptions, truth: Callable[[Visit], Named], seed: int = 0
 ) -> Predictor | None:
     """A predictor for routes without a model: "activation" or "layer", which learn, or a noisy
-    oracle by the name of its accuracy (noisy_oracle.ACCURACY) or as a number from 0 to 1.
+    oracle by the name of its accuracy (noisy_oracle.ACCURACY) or as a number from 0 to 1; with
+    "@n" behind, of the next n layers at a time, as right about each of them.
 
     Raises BadInput for another name. None for "" and "none".
     """
@@ -51,14 +52,24 @@ def simulated(
         return None
     if name in ("activation", "layer"):
         return predictor(name, options)
-    if name in ACCURACY:
-        ahead = 2 if name in BY_TOKEN else 1
-        return NoisyOracle(options, truth, accuracies(name, len(options.layers)), seed, ahead)
+    known, at, layers = name.partition("@")
+    ahead = 2 if known in BY_TOKEN else 1
+    if at:
+        ahead = int(layers) if layers.isascii() and layers.isdigit() else 0
+    if known in ACCURACY:
+        told = accuracies(known, len(options.layers))
+    else:
+        told = (0.0, *[_share(known)] * (len(options.layers) - 1))
+    if ahead < 1 or not all(0 <= a <= 1 for a in told):
+        names = ", ".join(("activation", "layer", *ACCURACY))
+        raise BadInput(f"predict: {name!r}; {names}, or an accuracy from 0 to 1, expected; behind "
+                       "an accuracy, @ and for how many layers at a time")  # fmt: skip
+    return NoisyOracle(options, truth, told, seed, ahead)
+
+
+def _share(text: str) -> float:
+    """A number, or one that is no share."""
     try:
-        share = float(name)
+        return float(text)
     except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        known = ", ".join(("activation", "layer", *ACCURACY))
-        raise BadInput(f"predict: {name!r}; {known}, or an accuracy from 0 to 1, expected")
-    return NoisyOracle(options, truth, (0.0, *[share] * (len(options.layers) - 1)), seed)
+        return -1.0

@@ -59,15 +59,20 @@ def filled(
 ) -> ExpertCache:
     """The slots as lock-step leaves them that serves one group of requests after another, each
     request uint [T, layers, K], by the eviction policy of `options`, with all that this remembers.
-    Slots that are still free then hold experts that nobody has used yet, by number."""
+    The last group's are the requests 0 on and still run. Slots that are still free then hold
+    experts that nobody has used yet, by number."""
     layers, experts = len(options.layers), options.experts
     cache = ExpertCache(options.slots, layers, experts, options.eviction)
-    for routes in groups:
+    served = list(groups)
+    for routes in served:
+        running = routes is served[-1]
         for i, visits in enumerate(units(routes, experts)):
             if i % layers == 0:
                 cache.policy.entered(len(visits), len(visits))
             cache.policy.look([i % layers])
-            serve(cache, visits)
+            serve(cache, visits, 0 if running else EARLIER)
+        for request in range(0 if running else len(routes)):
+            cache.policy.ended(EARLIER + request)
     unused = (p * experts + e for e in range(experts) for p in range(layers))
     for code in [c for c in unused if c not in cache.where][: len(cache.free)]:
         cache.loaded(cache.begin(cache.free[-1], code, False, False))

@@ -77,11 +77,12 @@ def units(routes: Sequence[np.ndarray], experts: int) -> Iterator[list[list[int]
 
 
 def lockstep_hits(
-    routes: Sequence[np.ndarray], experts: int, slots: int, eviction: Eviction, skip: int = 0
-) -> Hits:
+    routes: Sequence[np.ndarray], experts: int, slots: int, eviction: Eviction, skip: int = 0,
+    each: int = 0,
+) -> Hits:  # fmt: skip
     """Requests that decode together, under a shipped policy; the first `skip` steps warm up.
 
-    slots: of all layers together. A unit that needs more than can be there at once is served in
+    each: steps after which all of them end and others take their places; 0: never. slots: of all layers together. A unit that needs more than can be there at once is served in
     waves, and everything that it lacked at first counts as missed.
     """
     layers = routes[0].shape[1]
@@ -89,22 +90,27 @@ def lockstep_hits(
     hits = Hits()
     for i, visits in enumerate(units(routes, experts)):
         step, layer = divmod(i, layers)
+        first = step // each * len(visits) if each else 0
         if layer == 0:
+            over = len(visits) if first and step % each == 0 else 0
+            for request in range(first - over, first):
+                cache.policy.ended(request)
             cache.policy.entered(len(visits), len(visits))
         cache.policy.look([layer])
         if step >= skip:
             hits.count(visits, cache.where)
-        serve(cache, visits)
+        serve(cache, visits, first)
     return hits
 
 
-def serve(cache: ExpertCache, visits: Sequence[Sequence[int]]) -> None:
-    """One unit in lock-step: what its visits lack is read, then all is used."""
+def serve(cache: ExpertCache, visits: Sequence[Sequence[int]], first: int = 0) -> None:
+    """One unit in lock-step: what its visits lack is read, then all is used. They are of the
+    requests `first` on."""
     wanted: dict[int, int] = {}
-    for codes in visits:
+    for request, codes in enumerate(visits, first):
         for c in codes:
             wanted[c] = wanted.get(c, 0) + 1
-        cache.name(tuple(sorted(codes)))
+        cache.name(request, tuple(sorted(codes)))
         cache.want(tuple(codes), 1, False)
     # As the scheduler reads: most wanted first, then the lowest.
     left = sorted((c for c in wanted if c not in cache.where), key=lambda c: (-wanted[c], c))

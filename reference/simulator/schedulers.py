@@ -164,6 +164,10 @@ PRESETS: tuple[Preset, ...] = (
            {**BEVY, **AHEAD}, "perfect"),
     Preset("ours-oracle", "bound", "the next layer is known, on top of `ours-alone`",
            {**OURS, **AHEAD}, "perfect"),
+    Preset("ours-3-ahead", "bound", "`ours`, told as well of the next three layers at a time",
+           {**OURS, **AHEAD}, "0.94@3"),
+    Preset("ours-oracle-3", "bound", "the next three layers are known, on top of `ours-alone`",
+           {**OURS, **AHEAD}, "perfect@3"),
     # Requests at their own pace.
     Preset("bevy", "ours", _BEVY, BEVY),
     Preset("bevy-expert", "ours", "Bevy, each expert run as soon as it is there",
