@@ -69,9 +69,10 @@ def ratios(cell: Found) -> Found:
     for name in FOUR if alone else ():
         ratio = out[f"ours_over_{name}"]
         out[f"ours_alone_over_{name}"] = ratio and ratio * alone["tokens_per_s"] / mine
-    for name in FOUR[2:]:
-        both = out[f"ours_over_{name}"], out["ours_over_informed"]
-        out[f"informed_over_{name}"] = both[0] / both[1] if both[0] and both[1] else None
+    for knowing, key in (("informed", "informed"), ("belady", "belady_lockstep")):
+        for name in FOUR[2:]:
+            both = out[f"ours_over_{name}"], out[f"ours_over_{key}"]
+            out[f"{knowing}_over_{name}"] = both[0] / both[1] if both[0] and both[1] else None
     out["ours_alone_bound_share"] = alone and alone["bound_share"]
     for name in KNOWING:
         told = cell["schedulers"].get(name)
@@ -159,6 +160,8 @@ def summary(cells: Sequence[Found]) -> Found:
            1.25)  # fmt: skip
     target("what an informed cache could reach: best cell, over the best predictive", cells,
            "informed_over_best_predictive", max, 1.55)  # fmt: skip
+    target("what Belady's rule could reach: median over the best overlapped lock-step with one LRU "
+           "a layer", large, "belady_over_best_per_layer_overlapped", median, 1.25)  # fmt: skip
     for name, said in KNOWING.items():
         key = name.replace("-", "_")
         target(f"{said}: least share of the bound (requests >= 8)", many, f"{key}_bound_share",
@@ -167,15 +170,29 @@ def summary(cells: Sequence[Found]) -> Found:
                f"{key}_over_best_predictive", max, 1.55)  # fmt: skip
     near = [
         f"{label(c)} bound share {c['bound_share']:.3f}, queueing limit {c['queueing_limit']:.3f}, "
-        f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}" + "".join(
-            f"; {said} {share:.3f}" for name, said in KNOWING.items()
-            if (share := c.get(f"{name.replace('-', '_')}_bound_share"))
-        )
+        f"N/(N+1) {c['requests'] / (c['requests'] + 1):.3f}{_knowing(c)}{_layer(c)}"
         for c in many
         if c.get("compute_over_fetch") and 1 / 1.3 < c["compute_over_fetch"] < 1.3
     ]
     return {"targets": targets, "compute and fetch within 1.3x of each other": near,
             "worth": worth(cells)}  # fmt: skip
+
+
+def _knowing(c: Found) -> str:
+    """The shares of the bound with more known."""
+    shares = {said: c.get(f"{n.replace('-', '_')}_bound_share") for n, said in KNOWING.items()}
+    return "".join(f"; {said} {share:.3f}" for said, share in shares.items() if share)
+
+
+def _layer(c: Found) -> str:
+    """What a layer is like: how long a read is, how many there are, what going apart costs."""
+    if "halves_compute_s_a_token" not in c:
+        return ""
+    computing = c["compute_s_a_token"] * c["requests"] / c["layers"]
+    reads = c["schedulers"][OURS]["fetches_per_token"] * c["requests"] / c["layers"]
+    apart = c["halves_compute_s_a_token"] / c["compute_s_a_token"]
+    return (f"; a read takes {c['transfer_s'] / computing:.2f} of a layer's computing, "
+            f"{reads:.2f} reads a layer, in halves {apart:.2f} times the computing")  # fmt: skip
 
 
 PAIRS = (

@@ -144,6 +144,7 @@ def run_cell(cell: Cell, names: str) -> dict[str, Any]:
     ahead = [requests.request(r, 12) for r in range(cell.requests)]
     together = together_seconds(costs, model.moe_layers, ahead)
     least = least_seconds(costs, model.moe_layers, ahead)
+    halves = together_seconds(costs, model.moe_layers, ahead[: -(-cell.requests // 2)])
     found: dict[str, dict[str, Any]] = {}
     for p in schedulers(names, cell):
         at = time.perf_counter()
@@ -161,6 +162,7 @@ def run_cell(cell: Cell, names: str) -> dict[str, Any]:
     return cell.as_dict() | {
         "stored": stored, "expert_bytes": costs.expert_bytes,
         "compute_s_a_token": together, "least_compute_s_a_token": least,
+        "halves_compute_s_a_token": halves, "layers": len(model.moe_layers),
         "transfer_s": costs.transfer(costs.expert_bytes), "schedulers": found,
         "seconds": time.perf_counter() - began, "processor_seconds": time.process_time() - busy,
     }  # fmt: skip

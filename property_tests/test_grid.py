@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perf import grid, grid_cells, grid_page, grid_report, grid_run
+from perf import counting, grid, grid_cells, grid_page, grid_report, grid_run
 from perf.grid_cells import Cell, chosen, format_of, impossible, needed
 from perf.grid_run import run_cell, run_scheduler
 from perf.traps import one_by_one
 from perf.workers import done_by
-from reference.control import Scheduler
+from reference.control import Scheduler, eviction_frequency
 from reference.prediction import predictor, simulated
 from reference.prediction.activation import ActivationMatrices
 from reference.prediction.layer_table import LayerTable
@@ -389,7 +389,7 @@ def made_cell(requests: int = 8, **rates: float) -> dict[str, Any]:
 def test_ratios_are_over_the_best_of_their_kind() -> None:
     c = grid_report.ratios(made_cell(
         ours=12, ours_alone=9, bevy=11, oracle=40, fiddler=30, ktransformers=20, balanced=13,
-        informed=16,
+        informed=16, belady=18, ours_oracle=15, ours_3_ahead=14,
         on_demand_blocking_global=3, on_demand_overlapped_layer=6, lockstep_lfru=8, layerscope=10,
         layerscope_layer=7, mixtral_offloading=5, micro_queues=2,
     ))  # fmt: skip
@@ -403,6 +403,11 @@ def test_ratios_are_over_the_best_of_their_kind() -> None:
     assert c["ours_over_informed"] == 0.75
     assert c["informed_over_best_per_layer_overlapped"] == 16 / 7
     assert c["informed_over_best_predictive"] == pytest.approx(1.6)
+    assert c["belady_over_best_per_layer_overlapped"] == pytest.approx(18 / 7)
+    assert c["ours_oracle_over_best_predictive"] == pytest.approx(1.5)
+    assert c["ours_3_ahead_over_best_predictive"] == pytest.approx(1.4)
+    assert c["ours_oracle_3_over_best_predictive"] is None
+    assert c["ours_oracle_bound_share"] == 0.9 and c["ours_oracle_3_bound_share"] is None
     assert c["ours_over_bevy"] == 12 / 11
     assert c["ours_alone_over_best_baseline"] == pytest.approx(0.9)
     assert c["ours_alone_over_on_demand_global_lru"] == pytest.approx(3)
@@ -429,6 +434,37 @@ def test_targets_are_judged_over_their_cells() -> None:
     assert len(found["compute and fetch within 1.3x of each other"]) == 3
     text = grid_report.table({"summary": found, "cells": cells, "skipped": []})
     assert "NOT MET never below" in text and text.count("lockstep-lfru") >= 4
+
+
+@pytest.mark.rule("CACHE-14")
+def test_other_weights_of_the_counts_are_tried_and_put_back() -> None:
+    cell = counting.cell_of("h200-pcie5/gpt-oss-20b/0.5/2")
+    before = vars(eviction_frequency).copy(), eviction_frequency.Named.PASSES
+    plain, shipped = counting.run(cell, "1,0,0,12"), counting.run(cell, "1,3,8,32")
+    assert shipped[1] < plain[1]  # reads
+    assert counting.run(cell, "1,3,8,32") == shipped
+    assert (vars(eviction_frequency), eviction_frequency.Named.PASSES) == before
+    platform, model = platforms.load(cell.platform), models.load(cell.model)
+    costs = Roofline(platform, model, None, format_of(platform, model))
+    past = grid_run.lately(cell.model, cell.requests)
+    as_it_is = run_scheduler(cell, preset("lockstep-frequency"), costs, past)
+    assert shipped == (as_it_is["tokens_per_s"], as_it_is["fetches_per_token"])
+
+
+@pytest.mark.rule("GRID-6")
+def test_a_cell_that_is_near_is_told_with_what_more_knowing_is_worth() -> None:
+    made = made_cell(ours=3.0, ours_oracle=4.0) | {
+        "layers": 4, "transfer_s": 0.5, "compute_s_a_token": 0.25, "halves_compute_s_a_token": 0.5,
+    }
+    found = grid_report.summary([grid_report.ratios(made)])
+    (line,) = found["compute and fetch within 1.3x of each other"]
+    assert line.endswith(
+        "bound share 0.900, queueing limit 0.900, N/(N+1) 0.889; all of the next layer known "
+        "0.900; a read takes 1.00 of a layer's computing, 12.00 reads a layer, in halves 2.00 "
+        "times the computing"
+    )
+    share = "all of the next layer known: least share of the bound (requests >= 8)"
+    assert (found["targets"][share]["found"], found["targets"][share]["met"]) == (0.9, True)
 
 
 @pytest.mark.rule("GRID-6")

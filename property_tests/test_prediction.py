@@ -228,6 +228,30 @@ def test_a_simulated_table_by_token_id_speaks_as_the_engines_own() -> None:
             assert best == pytest.approx([1, 2 / 3][: len(told)] if name != "perfect" else [1])
 
 
+@pytest.mark.rule("PREDICT-8")
+def test_an_oracle_that_speaks_of_several_layers() -> None:
+    """Layers 0, 2 and 3 have experts: of as many as there are, each as right as was said."""
+
+    def truth(visit: Visit) -> tuple[tuple[int, ...], ...]:
+        return ((visit.layer, 1),)
+
+    for name, first, score in (
+        ("perfect@2", (0, 2), (1, 2 / 3)), ("perfect@9", (0, 2, 3), (1, 0.9, 0.8)),
+        ("1.0@2", (2,), (2 / 3,)), ("1@1", (), ()),
+    ):  # fmt: skip
+        said = simulated(name, OPTIONS, truth)
+        assert said is not None
+        told = said.opened(Visit(0, 0, ENTRY), ())
+        assert tuple(p.visit.layer for p in told) == first
+        for p, most in zip(told, score, strict=True):
+            high = {expert for expert, value in p.scores if value == pytest.approx(most)}
+            assert high == {p.visit.layer, 1}
+    for bad in ("0.9@0", "0.9@", "0.9@x", "0.9@-1", "0.9@1.5", "activation@2", "@2", "nan", "2@2"):
+        with pytest.raises(BadInput, match=r"for how many layers at a time") as refused:
+            simulated(bad, OPTIONS, truth)
+        assert f"predict: {bad!r}" in str(refused.value)
+
+
 def shares(token: np.ndarray, expert: np.ndarray, n: np.ndarray, k: int) -> dict[str, float]:
     """Of the experts that occurrences use, how many are among the k most used: by the token's own
     counts, by those of half of its occurrences for the other half, by the layer's."""

@@ -82,8 +82,9 @@ def lockstep_hits(
 ) -> Hits:  # fmt: skip
     """Requests that decode together, under a shipped policy; the first `skip` steps warm up.
 
-    each: steps after which all of them end and others take their places; 0: never. slots: of all layers together. A unit that needs more than can be there at once is served in
-    waves, and everything that it lacked at first counts as missed.
+    each: steps after which all of them end and others take their places; 0: never. slots: of all
+    layers together. A unit that needs more than can be there at once is served in waves, and
+    everything that it lacked at first counts as missed.
     """
     layers = routes[0].shape[1]
     cache = ExpertCache(slots, layers, experts, eviction)

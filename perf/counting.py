@@ -1,0 +1,85 @@
+"""What the counts of `frequency` (CACHE-14) are worth: other weights and windows, on some cells.
+
+    python -m perf.counting [--cells PLATFORM/MODEL/SHARE/REQUESTS,...] [--weights 1,3,8,32 ...]
+
+A weight is what a visit counts for ever, beside that while its request runs, beside that until its
+request's next visit of the layer, and the passes after which all is halved. Each cell is run in
+lock-step over that cache, as the comparison of schedulers runs it; the first weights are what the
+others are compared with. Saved in perf/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from statistics import geometric_mean
+from typing import Any
+
+from perf.grid_cells import Cell, format_of
+from perf.grid_run import _slots, lately, run_scheduler
+from perf.record import write_result
+from reference.control import eviction_frequency
+from reference.simulator import models, platforms
+from reference.simulator.costs import Roofline
+from reference.simulator.schedulers import preset
+
+CELLS = (
+    "jetson-thor/deepseek-v2-lite/0.75/4", "macbook-m4-max/mixtral-8x7b/0.5/8",
+    "mac-studio-m3-ultra/gpt-oss-120b/0.5/32", "rtx-4090-pcie4/qwen3-30b-a3b/0.75/32",
+    "rtx-4090-pcie4/qwen3-30b-a3b/0.5/4", "rtx-4090-pcie4/qwen3-30b-a3b/0.5/1",
+    "h200-pcie5/gpt-oss-20b/0.875/8", "rtx-4090-pcie4/deepseek-v2-lite/0.75/8",
+)  # fmt: skip
+WEIGHTS = (
+    "1,0,0,12", "1,0,0,32", "1,3,0,32", "1,0,8,32", "1,3,4,32", "1,3,8,32", "1,3,16,32", "1,1,8,32",
+    "1,7,8,32", "0,3,8,32", "1,3,8,16", "1,3,8,64",
+)  # fmt: skip
+"""The first is a plain count of visits."""
+
+
+def cell_of(text: str) -> Cell:
+    """PLATFORM/MODEL/SHARE/REQUESTS."""
+    platform, model, share, requests = text.split("/")
+    return Cell(platform, model, float(share), int(requests))
+
+
+def run(cell: Cell, weights: str) -> tuple[float, float]:
+    """(tokens/s, experts read a token) of lock-step over `frequency` with these weights."""
+    counts = eviction_frequency
+    once, runs, last, passes = (int(x) for x in re.findall(r"\d+", weights))
+    before = counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES
+    platform, model = platforms.load(cell.platform), models.load(cell.model)
+    costs = Roofline(platform, model, None, format_of(platform, model))
+    try:
+        counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES = once, runs, last, passes
+        _slots.cache_clear()  # what the past leaves depends on the weights
+        got = run_scheduler(
+            cell, preset("lockstep-frequency"), costs, lately(cell.model, cell.requests)
+        )
+    finally:
+        counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES = before
+        _slots.cache_clear()
+    return got["tokens_per_s"], got["fetches_per_token"]
+
+
+def main() -> None:
+    """Print a line for each weights, and save all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cells", default=",".join(CELLS))
+    parser.add_argument("--weights", nargs="+", default=WEIGHTS, metavar="ONCE,RUNS,LAST,PASSES")
+    args = parser.parse_args()
+    cells = args.cells.split(",")
+    figures: dict[str, dict[str, Any]] = {}
+    for weights in args.weights:
+        found = {c: run(cell_of(c), weights) for c in cells}
+        base = figures[args.weights[0]]["cells"] if figures else found
+        over = [found[c][0] / base[c][0] for c in cells]
+        reads = [found[c][1] / base[c][1] for c in cells]
+        figures[weights] = {"cells": found, "speed": geometric_mean(over),
+                            "speed_least": min(over), "reads": geometric_mean(reads)}  # fmt: skip
+        print(f"{weights:12s} tokens/s {geometric_mean(over):.3f} (least {min(over):.3f}, most "
+              f"{max(over):.3f}), reads {geometric_mean(reads):.3f}", flush=True)  # fmt: skip
+    write_result("counting", {"weights": figures})
+
+
+if __name__ == "__main__":
+    main()
