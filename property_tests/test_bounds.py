@@ -306,3 +306,16 @@ def test_published_hit_rates_come_out() -> None:
     for own, hit in {16: 0.647, 32: 0.810, 64: 0.918}.items():  # moe-trace: one request, LRU
         got = lockstep_hits([one], 128, 12 * own, "per-layer", skip=30)
         assert got.hit == pytest.approx(hit, abs=0.07)
+
+
+@pytest.mark.rule("BOUND-7", "CACHE-14")
+def test_a_cache_that_hears_of_ends_reads_less() -> None:
+    """Other requests come every 16 tokens; nothing but `frequency` asks who somebody is."""
+    router = SyntheticRouter(qwen3_shares()[2::12], 128, 8, 3)
+    places = [[router.request(4 * p + i, 16) for i in range(4)] for p in range(4)]
+    routes = [np.concatenate(place) for place in places]
+    for eviction, differs in (("per-layer", False), ("lfru", False), ("frequency", True)):
+        deaf = lockstep_hits(routes, 128, 4 * 40, eviction, skip=8)
+        told = lockstep_hits(routes, 128, 4 * 40, eviction, skip=8, each=16)
+        assert (deaf.asked, deaf.named) == (told.asked, told.named)
+        assert told.loads < 0.99 * deaf.loads if differs else told == deaf
