@@ -156,11 +156,13 @@ class Named(Counted):
                     low = self.low[layer] = min(classes)
                 heads.append((self._weight(low, layer, own), layer != own, layer, low))
         heapq.heapify(heads)
+        rest: dict[int, Iterator[int]] = {}
         while heads:
             _, other, layer, n = heads[0]
-            classes = self.classes[layer]
-            yield classes[n]
-            later = min((m for m in classes if m > n), default=None)
+            yield self.classes[layer][n]
+            if layer not in rest:
+                rest[layer] = iter(sorted(self.classes[layer])[1:])
+            later = next(rest[layer], None)
             if later is None:
                 heapq.heappop(heads)
             else:

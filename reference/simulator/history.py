@@ -59,13 +59,13 @@ def filled(
 ) -> ExpertCache:
     """The slots as lock-step leaves them that serves one group of requests after another, each
     request uint [T, layers, K], by the eviction policy of `options`, with all that this remembers.
-    The last group's are the requests 0 on and still run. Slots that are still free then hold
+    The last group's are the requests 0 on and still run: they have to be the first to come. Slots that are still free then hold
     experts that nobody has used yet, by number."""
     layers, experts = len(options.layers), options.experts
     cache = ExpertCache(options.slots, layers, experts, options.eviction)
     served = list(groups)
-    for routes in served:
-        running = routes is served[-1]
+    for after, routes in enumerate(served, 1):
+        running = after == len(served)
         for i, visits in enumerate(units(routes, experts)):
             if i % layers == 0:
                 cache.policy.entered(len(visits), len(visits))

@@ -45,7 +45,7 @@ class ControlOptions:
     readiness:    'visit': a visit runs when all its experts are resident;
                   'expert': each (expert, tokens) task runs as soon as its expert is (SCHED-3)
     fetch_order:  which waiting visit is served first (FETCH-1)
-    eviction:     which expert goes when a slot is needed (CACHE-5, CACHE-10 to CACHE-13)
+    eviction:     which expert goes when a slot is needed (CACHE-5, CACHE-10 to CACHE-14)
     bulk_slots:   slots that visits needing more than top_k experts (prompt chunks) may hold
                   together; 0 chooses max(1, slots // 4) (FETCH-4)
     bulk_every:   at most one bulk load in this many loads while decoding visits want the channel
