@@ -59,8 +59,8 @@ def filled(
 ) -> ExpertCache:
     """The slots as lock-step leaves them that serves one group of requests after another, each
     request uint [T, layers, K], by the eviction policy of `options`, with all that this remembers.
-    The last group's are the requests 0 on and still run: they have to be the first to come. Slots that are still free then hold
-    experts that nobody has used yet, by number."""
+    The last group's are the requests 0 on and still run: they have to be the first to come. Slots
+    that are still free then hold experts that nobody has used yet, by number."""
     layers, experts = len(options.layers), options.experts
     cache = ExpertCache(options.slots, layers, experts, options.eviction)
     served = list(groups)
