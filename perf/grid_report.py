@@ -234,9 +234,9 @@ def worth(cells: Sequence[Found]) -> Found:
             s = c["schedulers"]
             if one in s and other in s and OURS in s:
                 by[regime(c)].append(s[one]["tokens_per_s"] / s[other]["tokens_per_s"])
-        out[title] = {"one": one, "other": other} | {
-            k: [min(v), median(v), max(v), len(v)] for k, v in by.items() if v
-        }
+        told = {k: [min(v), median(v), max(v), len(v)] for k, v in by.items() if v}
+        if told:
+            out[title] = {"one": one, "other": other} | told
     return out
 
 

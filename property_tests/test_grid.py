@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -434,6 +435,18 @@ def test_targets_are_judged_over_their_cells() -> None:
     assert len(found["compute and fetch within 1.3x of each other"]) == 3
     text = grid_report.table({"summary": found, "cells": cells, "skipped": []})
     assert "NOT MET never below" in text and text.count("lockstep-lfru") >= 4
+
+
+def test_garbage_is_looked_for_between_cells_whatever_happens() -> None:
+    @grid_run.uncollected()
+    def fails() -> None:
+        assert not gc.isenabled()
+        raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        fails()
+    assert gc.isenabled()
 
 
 @pytest.mark.rule("CACHE-14")
