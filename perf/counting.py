@@ -11,12 +11,12 @@ others are compared with. Saved in perf/results.
 from __future__ import annotations
 
 import argparse
-import re
+from collections.abc import Callable
 from statistics import geometric_mean
 from typing import Any
 
 from perf.grid_cells import Cell, format_of
-from perf.grid_run import _slots, lately, run_scheduler
+from perf.grid_run import lately, run_scheduler, slots_after
 from perf.record import write_result
 from reference.control import eviction_frequency
 from reference.simulator import models, platforms
@@ -37,28 +37,50 @@ WEIGHTS = (
 
 
 def cell_of(text: str) -> Cell:
-    """PLATFORM/MODEL/SHARE/REQUESTS."""
+    """PLATFORM/MODEL/SHARE/REQUESTS. Raises ValueError for anything else."""
     platform, model, share, requests = text.split("/")
-    return Cell(platform, model, float(share), int(requests))
+    cell = Cell(platform, model, float(share), int(requests))
+    if platform not in platforms.names() or model not in models.names():
+        raise ValueError(text)
+    if not 0 < cell.cache_share <= 1 or cell.requests < 1:
+        raise ValueError(text)
+    return cell
+
+
+def weights_of(text: str) -> tuple[int, int, int, int]:
+    """ONCE,RUNS,LAST,PASSES. Raises ValueError for anything else."""
+    once, runs, last, passes = (int(x) for x in text.split(","))
+    if min(once, runs, last) < 0 or once + runs + last < 1 or passes < 1:
+        raise ValueError(text)
+    return once, runs, last, passes
 
 
 def run(cell: Cell, weights: str) -> tuple[float, float]:
     """(tokens/s, experts read a token) of lock-step over `frequency` with these weights."""
     counts = eviction_frequency
-    once, runs, last, passes = (int(x) for x in re.findall(r"\d+", weights))
+    once, runs, last, passes = weights_of(weights)
     before = counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES
     platform, model = platforms.load(cell.platform), models.load(cell.model)
     costs = Roofline(platform, model, None, format_of(platform, model))
     try:
         counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES = once, runs, last, passes
-        _slots.cache_clear()  # what the past leaves depends on the weights
+        slots_after.cache_clear()  # what the past leaves depends on the weights
         got = run_scheduler(
             cell, preset("lockstep-frequency"), costs, lately(cell.model, cell.requests)
         )
     finally:
         counts.ONCE, counts.RUNS, counts.LAST, counts.Named.PASSES = before
-        _slots.cache_clear()
+        slots_after.cache_clear()
     return got["tokens_per_s"], got["fetches_per_token"]
+
+
+def checked(flag: str, text: str, read: Callable[[str], Any], wanted: str) -> str:
+    """The text, if `read` takes it; else the program ends with a line."""
+    try:
+        read(text)
+    except ValueError:
+        raise SystemExit(f"{flag}: {text!r}; {wanted} expected") from None
+    return text
 
 
 def main() -> None:
@@ -67,7 +89,12 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(CELLS))
     parser.add_argument("--weights", nargs="+", default=WEIGHTS, metavar="ONCE,RUNS,LAST,PASSES")
     args = parser.parse_args()
-    cells = args.cells.split(",")
+    cells = [
+        checked("--cells", c, cell_of, "PLATFORM/MODEL/SHARE/REQUESTS of covey simulate --list")
+        for c in args.cells.split(",")
+    ]
+    for w in args.weights:
+        checked("--weights", w, weights_of, "ONCE,RUNS,LAST,PASSES, whole numbers,")
     figures: dict[str, dict[str, Any]] = {}
     for weights in args.weights:
         found = {c: run(cell_of(c), weights) for c in cells}

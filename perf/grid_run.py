@@ -107,7 +107,7 @@ def lately(model: str, requests: int) -> Lately:
 
 
 @lru_cache(maxsize=16)
-def _slots(lately: Lately, options: ControlOptions) -> ExpertCache:
+def slots_after(lately: Lately, options: ControlOptions) -> ExpertCache:
     """The slots before the window: other requests went through them, then the past of these."""
     return filled(_groups(lately), options)
 
@@ -200,7 +200,7 @@ def run_scheduler(cell: Cell, p: Preset, costs: Roofline, requests: Lately) -> d
         return _belady(costs, options, requests, before, inside)
     if p.name == "informed":
         return _informed(costs, options, requests, before, inside)
-    slots = _slots(requests, control(model, cell.cache_share, eviction=options.eviction))
+    slots = slots_after(requests, control(model, cell.cache_share, eviction=options.eviction))
     at = costs if p.reading is None else Roofline(costs.platform, model, p.reading, _stored(costs))
     result = simulate(
         None, model, requests, options, requests=cell.requests, tokens=inside * cell.requests,

@@ -435,6 +435,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--arrivals", str(tmp_path / "mine.toml")], "no request trace"),
         (["--scheduler", "fast"], "unsupported 'fast'"),
         (["--predict", "me"], "me"),
+        (["--predict", "layer@2"], "layer@2"),
+        (["--predict", "0.9", "--scheduler", "balanced", "--scheduler", "lockstep-blocking"],
+         "--predict: lockstep-blocking reads nothing ahead"),
         (["--platform", "this"], "a folder with weights, or demo"),
         (["--counts", str(tmp_path / "mine.toml")], "not an npz"),
     ):  # fmt: skip

@@ -19,6 +19,7 @@ from jax_impl.app import builtin, engines
 from jax_impl.app.output import WholeFile, write_json
 from jax_impl.app.this_host import this_host
 from reference.files.budget import show_size
+from reference.prediction import simulated
 from reference.simulator import models, platforms
 from reference.simulator.arrivals import Arrival, read_arrivals, read_lengths
 from reference.simulator.run import Result, control, routes_for, simulate
@@ -116,17 +117,24 @@ def run(args: argparse.Namespace) -> int:
                            f"{model.experts}")
     arrivals, shapes, note = requests_of(args)
     notes += note
+    most = max(args.requests, 32) if arrivals else args.requests
+    guesses = {"prefetch": model.top_k} if args.predict != "none" else {}
+    every = {
+        scheduler: control(model, args.share, most, grouping=scheduler, eviction=args.cache,
+                           readiness=args.readiness, **guesses)
+        for scheduler in args.scheduler or [engines.SCHEDULER]
+    }  # fmt: skip
+    for options in every.values():
+        simulated(args.predict, options, lambda visit: ())  # an unknown one is refused
+    if guesses and "lockstep-blocking" in every:
+        raise BadInput("--predict: lockstep-blocking reads nothing ahead; leave one of both out")
     size = model.bytes_of(args.stored)
     print(f"{platform.title}\n{model.title}: {model.all_experts} experts of {show_size(size)}, "
           f"{args.share:.1%} of them in memory; {'; '.join(notes)}")
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         out = stack.enter_context(WholeFile("--json", args.json)) if args.json else None
-        for scheduler in args.scheduler or [engines.SCHEDULER]:
-            most = max(args.requests, 32) if arrivals else args.requests
-            guesses = {"prefetch": model.top_k} if args.predict != "none" else {}
-            options = control(model, args.share, most, grouping=scheduler, eviction=args.cache,
-                              readiness=args.readiness, **guesses)
+        for scheduler, options in every.items():
             got = simulate(platform, model, routes, options, requests=args.requests,
                            tokens=10**9 if arrivals else args.tokens,
                            warm_up=0 if arrivals else args.tokens // 4, prompt=args.prompt,

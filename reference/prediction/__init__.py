@@ -62,8 +62,10 @@ def simulated(
         told = (0.0, *[_share(known)] * (len(options.layers) - 1))
     if ahead < 1 or not all(0 <= a <= 1 for a in told):
         names = ", ".join(("activation", "layer", *ACCURACY))
-        raise BadInput(f"predict: {name!r}; {names}, or an accuracy from 0 to 1, expected; behind "
-                       "an accuracy, @ and for how many layers at a time")  # fmt: skip
+        raise BadInput(
+            f"predict: {name!r}; {names}, or an accuracy from 0 to 1, expected; behind all but "
+            "activation and layer perhaps @ and a number of layers at a time, 1 or more: 0.94@3"
+        )
     return NoisyOracle(options, truth, told, seed, ahead)
 
 
