@@ -247,7 +247,7 @@ def test_an_oracle_that_speaks_of_several_layers() -> None:
             high = {expert for expert, value in p.scores if value == pytest.approx(most)}
             assert high == {p.visit.layer, 1}
     for bad in ("0.9@0", "0.9@", "0.9@x", "0.9@-1", "0.9@1.5", "activation@2", "@2", "nan", "2@2"):
-        with pytest.raises(BadInput, match=r"a number of layers at a time, 1 or more: 0\.94@3") as refused:
+        with pytest.raises(BadInput, match=r"a number of layers at a time, 1 or more") as refused:
             simulated(bad, OPTIONS, truth)
         assert f"predict: {bad!r}" in str(refused.value)
 
